@@ -72,7 +72,7 @@ PARTS = (
     Part("containers", ("system",), 80),
     Part(
         "agent",
-        ("system/test_agent.py", "system/test_agent_inventory.py", "system/test_page.py"),
+        ("system/test_agent.py", "system/test_agent_inventory.py", "system/test_page.py", "system/test_up.py"),
         40,
         DEBIANS,
         "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",

@@ -47,6 +47,9 @@ COMMANDS = {
     "doctor": "doctor",
     "setup": "setup",
     "agent": "agent",
+    "up": "up",
+    "down": "up",
+    "logs": "up",
     "page": "page",
     "proxy": "proxy",
 }

@@ -7,21 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid, Unavailable
 
 LISTEN = "127.0.0.1:7070"
-
-
-class PageNotInstalled(Failure):
-    """A package that the page needs is not installed."""
-
-    advice = "pip install 'kybernate[page]' into the environment of this command"
-
-
-class AddressUnreadable(Failure):
-    """What was given as an address is none."""
-
-    advice = "write HOST:PORT, such as 127.0.0.1:7070, or :7070 for all addresses of the node"
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +37,7 @@ def page(
         from kybernate.page.access import Role  # what it loads, no other command needs
         from kybernate.page.program import link
     except ImportError as error:
-        raise PageNotInstalled(f"the page cannot be loaded: {error}") from error
+        raise not_installed(error) from error
     if role not in list(Role):
         raise typer.BadParameter(f"there is no role {role!r}: operator or viewer", param_hint="--role")
     typer.echo(link(Role(role), 3600 * hours, socket))
@@ -76,10 +64,20 @@ def serve(
     try:
         from kybernate.page import program  # what it loads, no other command needs
     except ImportError as error:
-        raise PageNotInstalled(f"the page cannot be loaded: {error}") from error
+        raise not_installed(error) from error
     try:
         host, port = program.address_of(listen)
     except ValueError as error:
-        raise AddressUnreadable(f"{listen!r} is not an address") from error
+        raise Invalid(
+            f"{listen!r} is not an address",
+            advice="write HOST:PORT, such as 127.0.0.1:7070, or :7070 for all addresses of the node",
+        ) from error
     serving = program.Serving(host, port, url, agent, proxy, proxy_key, certificate, key, socket, session_key)
     program.run(serving)
+
+
+def not_installed(error: ImportError) -> Unavailable:
+    return Unavailable(
+        f"the page cannot be loaded: {error}",
+        advice="pip install 'kybernate[page,agent]' into the environment of this command",
+    )

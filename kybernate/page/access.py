@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Unavailable
 
 TICKETS: Final = 1_000  # that are valid at a time; the oldest is dropped
 TICKET_SECONDS: Final = 600.0
@@ -33,10 +33,6 @@ class Role(StrEnum):
 
     VIEWER = "viewer"
     OPERATOR = "operator"
-
-
-class KeyUnusable(Failure):
-    """The file with the key of the sessions cannot be read or written, or others can read it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Access:
 
 
 def key_of(path: Path) -> bytes:
-    """Return the key in a file, which is made where there is none. Raises KeyUnusable.
+    """Return the key in a file, which is made where there is none. Raises Unavailable.
 
     Removing the file and restarting the page ends all sessions.
     """
@@ -111,12 +107,12 @@ def key_of(path: Path) -> bytes:
     except FileNotFoundError:
         return _new_key(path)
     except OSError as error:
-        raise KeyUnusable(f"the page's key {path} cannot be read: {error.strerror}") from error
+        raise Unavailable(f"the page's key {path} cannot be read: {error.strerror}") from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         key = file.read(KEY_BYTES + 1)
     if status.st_mode & 0o077 or len(key) != KEY_BYTES:
-        raise KeyUnusable(
+        raise Unavailable(
             f"the page's key {path} is not {KEY_BYTES} bytes that its owner alone can read",
             advice="remove it: the page makes another one, and browsers have to log in again",
         )
@@ -134,7 +130,7 @@ def _new_key(path: Path) -> bytes:
             os.fsync(file.fileno())
         draft.rename(path)
     except OSError as error:
-        raise KeyUnusable(f"the page's key {path} cannot be written: {error.strerror}") from error
+        raise Unavailable(f"the page's key {path} cannot be written: {error.strerror}") from error
     return key
 
 

@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kybernate.logs import Log, open_log
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Unavailable
 from kybernate.page.access import SESSION_SECONDS, Access, Role, key_of
 from kybernate.page.app import Page
 from kybernate.page.chat import Chat
@@ -37,10 +37,6 @@ STOP_SECONDS: Final = 2
 ASKED_BYTES: Final = 1024  # of a request on the socket
 ASKED_SECONDS: Final = 5.0
 CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid; unix(7), SO_PEERCRED
-
-
-class PageUnavailable(Failure):
-    """The page's address or socket cannot be opened, or no page answers there."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Serving:
 
 
 def run(serving: Serving) -> None:
-    """Serve the page of a node until SIGTERM or SIGINT. Raises PageUnavailable and KeyUnusable."""
+    """Serve the page of a node until SIGTERM or SIGINT. Raises Unavailable."""
     asyncio.run(serve(serving, NodeSource(serving.agent), open_log("info")))
 
 
@@ -167,7 +163,7 @@ class Links:
 
 
 def link(role: Role, seconds: float, path: Path = SOCKET) -> str:
-    """Ask the page's process for a link. Raises PageUnavailable."""
+    """Ask the page's process for a link. Raises Unavailable."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(ASKED_SECONDS)
@@ -176,15 +172,15 @@ def link(role: Role, seconds: float, path: Path = SOCKET) -> str:
             with asking.makefile("rb") as answers:
                 answer = bounded_json.parse(answers.readline(ASKED_BYTES))
     except PermissionError as error:
-        raise PageUnavailable(
+        raise Unavailable(
             f"{path} may not be opened by this user", advice="ask root, or join the group that owns it"
         ) from error
     except (OSError, ValueError) as error:
-        raise PageUnavailable(
+        raise Unavailable(
             f"no page answers on {path}: {error}", advice="start it: `kybernate page serve`, or its systemd unit"
         ) from error
     if "error" in answer:
-        raise PageUnavailable(f"the page gave no link: {answer['error']}")
+        raise Unavailable(f"the page gave no link: {answer['error']}")
     return str(answer["url"])
 
 
@@ -195,7 +191,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise PageUnavailable(
+            raise Unavailable(
                 f"the page cannot listen on {host}, port {port}: {error}",
                 advice="name another address: `kybernate page serve --listen HOST:PORT`",
             ) from error
@@ -210,13 +206,13 @@ def _unix_socket(path: Path) -> Iterator[socket.socket]:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
                 if other.connect_ex(str(path)) == 0:
-                    raise PageUnavailable(f"another page listens on {path}", advice="stop it first")
+                    raise Unavailable(f"another page listens on {path}", advice="stop it first")
             path.unlink(missing_ok=True)
             control.bind(str(path))
             os.chown(path, -1, path.parent.stat().st_gid)
             path.chmod(0o660)
         except OSError as error:
-            raise PageUnavailable(f"{path} cannot be opened: {error.strerror}") from error
+            raise Unavailable(f"{path} cannot be opened: {error.strerror}") from error
         yield control
         path.unlink(missing_ok=True)
 

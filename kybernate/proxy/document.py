@@ -54,6 +54,10 @@ class Item:
             raise ValueError("must be a list")
         return [Item(one, f"{self.path}[{index}]", self._problems) for index, one in enumerate(self.node.value)]
 
+    def replaced(self, node: yaml.Node) -> Item:
+        """Return an item at the same place whose value is another node's."""
+        return Item(node, self.path, self._problems)
+
     def problem(self, text: str, node: yaml.Node | None = None) -> None:
         mark = (node or self.node).start_mark
         self._problems.append((mark.line + 1, mark.column + 1, text))

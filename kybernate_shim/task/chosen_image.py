@@ -128,7 +128,7 @@ async def _start(
         try:
             elsewhere = await related(requester, "", marks)
         except ImageNotFetched as error:
-            log.warning("restore.others_unknown", error=str(error))
+            log.warning("restore.others_unlisted", error=str(error))
     ids = {image.id for image in here}
     others = {image.name: image for image in elsewhere if image.id not in ids}
     known = others | {image.name: image for image in here}

@@ -99,10 +99,10 @@ EXPORTED = {"NotFinished", "OperationFailed", "OperationCancelled"}
 MOST_EXCEPTIONS = 275
 # These say no more than their parents, but for their attributes and advice; the list becomes shorter.
 NOT_DISTINGUISHED = {
-    "AddressUnreadable", "AgentRunning", "ArrivalImpossible", "ConfigurationUnusable", "ContextsInvalid",
+    "AgentRunning", "ArrivalImpossible", "ConfigurationUnusable", "ContextsInvalid",
     "GivenUp", "HoldMissed", "ImageMissing", "ImageNotWhole", "ImageOutside", "ImageRegistryRefused",
     "ImageUnusable", "MetricsUnavailable", "MountFailed", "NoPlace", "NoSeats", "NodeRebooted", "NotChanged",
-    "NotDeleted", "NotVerified", "PageNotInstalled", "PageUnavailable", "PartFailed", "PeersNotConfigured",
+    "NotDeleted", "NotVerified", "PartFailed", "PeersNotConfigured",
     "PodGone", "ProxyNotInstalled", "ProxySettingsInvalid", "SocketUnusable", "SpecMissing", "StateUnusable",
     "StdioUnavailable", "StepFailed", "TierMissing", "TlsMissing", "TooManyFetches", "TraceUnreadable",
     "UnmountFailed",

@@ -88,6 +88,7 @@ READS: Final = {
     "kybernate/node/containerd_health.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,
     "kybernate/store/policy/traces.py": OPERATOR,
+    "kybernate/up/pods.py": OWN,
 }
 
 

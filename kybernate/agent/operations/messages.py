@@ -27,12 +27,7 @@ def submission_of(request: Any, requester: str, *, scope: str = "") -> Submissio
 
 def submission(arguments: Arguments, options: wire.Options, requester: str, *, scope: str = "") -> Submission:
     """Return a submission of what the arguments ask for. Raises LabelInvalid and RequestInvalid."""
-    require_labels(options.labels, state="no operation was begun")
-    if len(options.idempotency_key) > LONGEST_KEY:
-        raise RequestInvalid(
-            f"the idempotency key has {len(options.idempotency_key)} characters, at most {LONGEST_KEY} are kept",
-            state="no operation was begun",
-        )
+    require_bounded(options)
     return Submission(
         arguments=arguments,
         requester=requester,
@@ -60,3 +55,13 @@ def _seconds(duration: Duration) -> float:
 
 
 __all__ = ["arguments_of", "operation_message", "submission", "submission_of", "wanted_of"]
+
+
+def require_bounded(options: wire.Options) -> None:
+    """Raise LabelInvalid or RequestInvalid for labels and a key that are not kept: a container chooses them."""
+    require_labels(options.labels, state="no operation was begun")
+    if len(options.idempotency_key) > LONGEST_KEY:
+        raise RequestInvalid(
+            f"the idempotency key has {len(options.idempotency_key)} characters, at most {LONGEST_KEY} are kept",
+            state="no operation was begun",
+        )

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer
 from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.operations.engine import Engine
-from kybernate.agent.operations.messages import operation_message, submission
+from kybernate.agent.operations.messages import operation_message, require_bounded, submission
 from kybernate.agent.operations.store import MOST_LIST, Wanted
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.quota import Quota
@@ -84,6 +84,7 @@ class Own(SelfServicer):
     async def Checkpoint(self, request: wire.SelfCheckpointRequest, context: Any) -> wire.Operation:
         caller, own = self._caller()
         require_no_meaning(request.options.labels)
+        require_bounded(request.options)
         directory = place_of(own, self._root())
         name = image_name(own, request.options.idempotency_key)
         arguments = Checkpoint(own.id, own.namespace, str(directory / name), exit=request.exit)
@@ -108,6 +109,7 @@ class Own(SelfServicer):
 
     async def SuspendWhenIdle(self, request: wire.SuspendWhenIdleRequest, context: Any) -> wire.Operation:
         caller, own = self._caller(interrupts=False)
+        require_bounded(request.options)
         seconds = request.idle.ToTimedelta().total_seconds() or IDLE_SECONDS
         about = wire.Operation(verb="suspend", container=own.id, namespace=own.namespace, requester=str(caller))
 

@@ -22,6 +22,7 @@ from kybernate.agent.settings import Settings
 from kybernate.cli.application import application
 from kybernate.proxy import settings as proxy_settings
 from kybernate.seats.configuration import read_yaml
+from kybernate.up import models_file
 from kybernate_shim.config import Config
 from tests.documentation import ROOT, Block, block, blocks
 from tests.fakes.documented import CRICTL, CTR, accepted
@@ -31,6 +32,7 @@ BLOCKS = tuple(blocks())
 TARGETS = {
     word for line in re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in line.split()
 }
+VARIABLES = {"HF_TOKEN": "secret"}  # of the shell that reads models.yaml
 SHELL = {  # of the system, without a parser that a test could ask
     "cat", "cp", "curl", "echo", "env", "grep", "install", "ln", "mkdir", "mount", "mv", "openssl", "printf",
     "rsync", "sed", "sha256sum", "ssh", "systemctl", "systemd-sysusers", "umask",
@@ -145,6 +147,9 @@ def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> N
         assert tomllib.loads(one.text)
     elif one.language == "yaml":
         (document,) = yaml.safe_load_all(one.text)
+        if one.page == "docs/up.md":
+            assert models_file.parse(one.text, str(tmp_path / "models.yaml"), VARIABLES).models
+            return
         if "models" in document:
             assert proxy_settings.parse(one.text).models
             return

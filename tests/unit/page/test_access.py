@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.page.access import TICKET_SECONDS, TICKETS, Access, KeyUnusable, Role, Session, key_of
+from kybernate.node.failure import Unavailable
+from kybernate.page.access import TICKET_SECONDS, TICKETS, Access, Role, Session, key_of
 
 KEY = b"k" * 32
 
@@ -91,12 +92,12 @@ def test_key_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
     assert key_of(path) == key
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o640)
-    with pytest.raises(KeyUnusable, match="its owner alone"):
+    with pytest.raises(Unavailable, match="its owner alone"):
         key_of(path)
 
 
 def test_key_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(KEY)
     (tmp_path / "page.key").symlink_to(tmp_path / "other")
-    with pytest.raises(KeyUnusable, match="cannot be read"):
+    with pytest.raises(Unavailable, match="cannot be read"):
         key_of(tmp_path / "page.key")

@@ -1,0 +1,264 @@
+"""The pods of `kybernate up`, by containerd's CRI: one for each model, in the host's network, known by its labels."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from kybernate.messages import cri_config_pb2 as config
+from kybernate.messages import cri_images_pb2 as image_messages
+from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
+from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
+from kybernate.node.failure import Refused, Unavailable
+from kybernate.up.models_file import Entry
+
+PROJECT: Final = "kybernate.io/up"
+MODEL: Final = "kybernate.io/up-model"
+DIGEST: Final = "kybernate.io/up-digest"
+RESTORE_FROM: Final = "kybernate.io/restore-from"
+HANDLER: Final = "kybernate"
+LOGS: Final = Path("/var/log/kybernate/up")
+CALL_SECONDS: Final = 120.0
+PULL_SECONDS: Final = 3600.0
+STOP_SECONDS: Final = 10
+NANOSECONDS: Final = 1e9
+# The image of a command without one: nothing. What the command sees of the host is mounted into it, read-only.
+EMPTY: Final = "kybernate.io/up/empty:1"
+ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # as images name them
+HOST: Final = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sbin", "/usr")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A model's pod, and its container where it has one. Times are in seconds since 1970, 0 where there is none."""
+
+    model: str
+    digest: str
+    pod: str
+    container: str = ""
+    running: bool = False
+    started: float = 0.0
+    ended: float = 0.0
+    exit_code: int = 0
+    reason: str = ""
+
+
+class Pods:
+    """A project's pods."""
+
+    def __init__(self, project: str, address: str = "unix:///run/containerd/containerd.sock") -> None:
+        self._project = project
+        self._channel = grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")])
+        self._runtime: Any = RuntimeServiceStub(self._channel)
+        self._images: Any = ImageServiceStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    @property
+    def logs(self) -> Path:
+        return LOGS / self._project
+
+    # -- images
+
+    def has_image(self, entry: Entry) -> bool:
+        """Return whether a model's image is on the node."""
+        request = image_messages.ImageStatusRequest(image=config.ImageSpec(image=entry.image or EMPTY))
+        return bool(self._call(self._images.ImageStatus, request).HasField("image"))
+
+    def pull(self, entry: Entry) -> None:
+        """Get a model's image; that of a command without one is made. Raises Refused and Unavailable."""
+        if entry.image:
+            request = image_messages.PullImageRequest(image=config.ImageSpec(image=entry.image))
+            self._call(self._images.PullImage, request, PULL_SECONDS)
+            return
+        imported = ["ctr", "--namespace", "k8s.io", "images", "import", "-"]
+        try:
+            subprocess.run(imported, input=_empty_image(), check=True, capture_output=True, timeout=CALL_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", b"") or str(error).encode()
+            raise Refused(f"the empty image was not imported: {said.decode(errors='replace').strip()}") from error
+
+    # -- pods
+
+    def list(self) -> dict[str, Running]:
+        """Return the project's pods by their models; of two of one model, the newer."""
+        labels = {PROJECT: self._project}
+        pods = wire.ListPodSandboxRequest(filter=wire.PodSandboxFilter(label_selector=labels))
+        containers = wire.ListContainersRequest(filter=wire.ContainerFilter(label_selector=labels))
+        by_pod = {one.pod_sandbox_id: one for one in self._call(self._runtime.ListContainers, containers).containers}
+        found: dict[str, Running] = {}
+        for pod in sorted(self._call(self._runtime.ListPodSandbox, pods).items, key=lambda one: one.created_at):
+            model = pod.labels.get(MODEL, "")
+            if (older := found.get(model)) is not None:
+                self.remove(older)
+            found[model] = self._running(pod, by_pod.get(pod.id))
+        return found
+
+    def _running(self, pod: Any, container: Any) -> Running:
+        model, digest = pod.labels.get(MODEL, ""), pod.labels.get(DIGEST, "")
+        if container is None:
+            return Running(model, digest, pod.id)
+        request = wire.ContainerStatusRequest(container_id=container.id)
+        status = self._call(self._runtime.ContainerStatus, request).status
+        return Running(
+            model,
+            digest,
+            pod.id,
+            container.id,
+            status.state == wire.CONTAINER_RUNNING and pod.state == wire.SANDBOX_READY,
+            status.started_at / NANOSECONDS,
+            status.finished_at / NANOSECONDS,
+            status.exit_code,
+            status.message or status.reason,
+        )
+
+    def start(self, entry: Entry, template: str = "") -> None:
+        """Start a model's program, from a template where one is named.
+
+        Raises Refused and Unavailable, with nothing left of it.
+        """
+        pod = self._pod(entry)
+        Path(pod.log_directory).mkdir(parents=True, exist_ok=True)
+        run = wire.RunPodSandboxRequest(config=pod, runtime_handler=HANDLER)
+        id = self._call(self._runtime.RunPodSandbox, run).pod_sandbox_id
+        try:
+            container = self._container(entry, pod, template)
+            create = wire.CreateContainerRequest(pod_sandbox_id=id, config=container, sandbox_config=pod)
+            created = self._call(self._runtime.CreateContainer, create).container_id
+            self._call(self._runtime.StartContainer, wire.StartContainerRequest(container_id=created))
+        except BaseException:
+            self._remove(id)
+            raise
+
+    def remove(self, running: Running) -> None:
+        """Stop and remove a pod. Raises Refused and Unavailable."""
+        if running.container and running.running:
+            stop = wire.StopContainerRequest(container_id=running.container, timeout=STOP_SECONDS)
+            self._call(self._runtime.StopContainer, stop)
+        self._remove(running.pod)
+
+    def _remove(self, pod: str) -> None:
+        self._call(self._runtime.StopPodSandbox, wire.StopPodSandboxRequest(pod_sandbox_id=pod))
+        self._call(self._runtime.RemovePodSandbox, wire.RemovePodSandboxRequest(pod_sandbox_id=pod))
+
+    # -- what they are made of
+
+    def _pod(self, entry: Entry) -> config.PodSandboxConfig:
+        pod = config.PodSandboxConfig(log_directory=str(self.logs / entry.name))
+        pod.metadata.name, pod.metadata.namespace = entry.name, self._project
+        pod.metadata.uid = f"{self._project}-{entry.name}-{entry.digest}"
+        pod.labels.update(self._labels(entry))
+        options = pod.linux.security_context.namespace_options
+        options.network, options.pid = config.NODE, config.CONTAINER
+        return pod
+
+    def _labels(self, entry: Entry) -> Mapping[str, str]:
+        return {
+            PROJECT: self._project,
+            MODEL: entry.name,
+            DIGEST: entry.digest,
+            "io.kubernetes.pod.name": entry.name,
+            "io.kubernetes.pod.namespace": self._project,
+            "io.kubernetes.pod.uid": f"{self._project}-{entry.name}-{entry.digest}",
+            "io.kubernetes.container.name": entry.name,
+        }
+
+    def _container(self, entry: Entry, pod: config.PodSandboxConfig, template: str) -> config.ContainerConfig:
+        container = config.ContainerConfig(log_path="0.log")
+        container.metadata.name = entry.name
+        container.image.image = entry.image or EMPTY
+        container.labels.update(self._labels(entry))
+        if entry.image:
+            container.args.extend(entry.command)
+        else:
+            container.command.extend(entry.command)
+        for name, value in entry.environment.items():
+            container.envs.add(key=name, value=value)
+        container.CDI_devices.extend(config.CDIDevice(name=name) for name in entry.devices)
+        for mount in entry.mounts:
+            container.mounts.add(container_path=mount.target, host_path=mount.source, readonly=not mount.writable)
+        if not entry.image:
+            for place in HOST:
+                if Path(place).exists() and place not in {mount.target for mount in entry.mounts}:
+                    container.mounts.add(container_path=place, host_path=str(Path(place).resolve()), readonly=True)
+        if template:
+            container.annotations[RESTORE_FROM] = template
+        security = container.linux.security_context
+        security.namespace_options.CopyFrom(pod.linux.security_context.namespace_options)
+        security.no_new_privs = True
+        if entry.user is not None:
+            security.run_as_user.value = security.run_as_group.value = entry.user
+        return container
+
+    def _call(self, method: Any, request: Any, seconds: float = CALL_SECONDS) -> Any:
+        with _translated():
+            return method(request, timeout=seconds)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        code = error.code()
+        if code is grpc.StatusCode.UNAVAILABLE:
+            raise Unavailable(
+                "containerd does not answer", advice="`kybernate doctor` examines it; `kybernate up` tries again"
+            ) from error
+        raise Refused(f"containerd: {error.details()}") from error
+
+
+def _empty_image() -> bytes:
+    """Return an OCI archive of an image without files, which is the same each time."""
+    layer = _tar({})
+    shape = {
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+    }
+    settings = json.dumps(shape).encode()
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": _described("application/vnd.oci.image.config.v1+json", settings),
+            "layers": [_described("application/vnd.oci.image.layer.v1.tar", layer)],
+        }
+    ).encode()
+    named = {**_described("application/vnd.oci.image.manifest.v1+json", manifest)}
+    named["annotations"] = {"io.containerd.image.name": EMPTY}
+    index = json.dumps({"schemaVersion": 2, "manifests": [named]}).encode()
+    blobs = {f"blobs/sha256/{sha256(one).hexdigest()}": one for one in (layer, settings, manifest)}
+    return _tar({"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": index, **blobs})
+
+
+def _described(kind: str, content: bytes) -> dict[str, Any]:
+    return {"mediaType": kind, "digest": _digest(content), "size": len(content)}
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{sha256(content).hexdigest()}"
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return written.getvalue()

@@ -1,0 +1,223 @@
+"""`kybernate up`: models behind one address that come back without loading, and a `down` that leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kybernate.messages import cri_runtime_pb2
+from kybernate.up import program
+from kybernate.up.pods import LOGS, Pods, Running
+from kybernate_shim.config import Config
+from tests.system import node_agent
+from tests.system.checkpoints import PYTHON
+from tests.system.cri import Cri
+from tests.system.ctr import eventually
+from tests.system.node_agent import NodeAgent
+
+KYBERNATE = (sys.executable, "-c", "from kybernate.cli import main; main()")
+PROJECT = "lab"
+URL = "http://127.0.0.1:18080"
+# Says what it was loaded with, which a program that is started again has another one of; ends when it is asked to.
+SERVER = """
+import http.server, json, os, secrets, sys
+loaded = secrets.token_hex(8)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def answer(self, text):
+        self.send_response(200); self.send_header("Content-Length", str(len(text))); self.end_headers()
+        self.wfile.write(text.encode())
+    def do_GET(self): self.answer("ok")
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if b"end yourself" in body: os._exit(7)
+        self.answer(json.dumps({"model": sys.argv[2], "loaded": loaded, "pid": os.getpid()}))
+print("loaded", loaded, flush=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+ARGUMENTS = f"-c, {json.dumps(SERVER)}, '${{PORT}}', '${{MODEL}}'"
+
+
+@dataclass
+class Machine:
+    """A machine with a file of models, and the agent."""
+
+    directory: Path
+    agent: NodeAgent
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "models.yaml"
+
+    def write(self, *models: str, extra: str = "") -> None:
+        lines = [f"project: {PROJECT}", "listen: 127.0.0.1:18080", "defaults: {start-timeout: 60s}", "models:"]
+        self.file.write_text("\n".join([*lines, *models, extra]) + "\n")
+
+    def kybernate(self, *words: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [*KYBERNATE, *words], capture_output=True, text=True, check=False, cwd=self.directory, timeout=120
+        )
+        assert done.returncode == status, done.stdout + done.stderr + self.log()
+        return done.stdout + done.stderr
+
+    def up(self) -> None:
+        self.kybernate("up", "models.yaml", "-d", "--agent", self.agent.address)
+
+    def log(self) -> str:
+        path = LOGS / PROJECT / "up.log"
+        return path.read_text() if path.exists() else ""
+
+    def pods(self) -> dict[str, Running]:
+        pods = Pods(PROJECT)
+        try:
+            return pods.list()
+        finally:
+            pods.close()
+
+
+def of_image(name: str) -> str:
+    return f"  {name}: {{image: '{PYTHON}', command: [python3, {ARGUMENTS}], user: 1000}}"
+
+
+def of_host(name: str) -> str:
+    return f"  {name}: {{command: [/usr/bin/python3, {ARGUMENTS}], user: 1000}}"
+
+
+def ask(model: str, text: str = "hello") -> Any:
+    """Send a model a request by the one address; None where it did not answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    try:
+        answer = httpx.post(f"{URL}/v1/chat/completions", json=body, timeout=30)
+    except httpx.TransportError:
+        return None
+    return answer.json() if answer.is_success else None
+
+
+def loaded(model: str) -> str:
+    return str((ask(model) or {}).get("loaded", ""))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with node_agent.short_place() as place, node_agent.running(place) as agent:
+        machine = Machine(tmp_path, agent)
+        try:
+            yield machine
+        finally:
+            if machine.file.exists():
+                machine.kybernate("down", "models.yaml")
+            shutil.rmtree(Config().checkpoint_root / PROJECT, ignore_errors=True)
+            shutil.rmtree(LOGS, ignore_errors=True)
+            shutil.rmtree(program.LOCKS, ignore_errors=True)
+
+
+def ready(machine: Machine, *models: str) -> dict[str, str]:
+    """Wait until models answer and have their templates; return what each was loaded with."""
+    for model in models:
+        try:
+            eventually(lambda name=model: loaded(name), seconds=90)
+            eventually(lambda name=model: f"{name}: ready at" in machine.log(), seconds=90)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{machine.log()}") from error
+    return {model: loaded(model) for model in models}
+
+
+def test_models_come_back_without_loading(machine: Machine) -> None:
+    """After their own end, a kill, an end of all that keeps them and a stop of their pods, as a reboot does it."""
+    machine.write(of_image("one"), of_host("two"))
+    machine.up()
+    before = ready(machine, "one", "two")
+    assert len(set(before.values())) == 2
+
+    ask("one", "end yourself")
+    eventually(lambda: loaded("one"), seconds=90)
+    assert loaded("one") == before["one"]
+    assert "one: its program has ended with status 7" in machine.log()
+    assert "one: came back from its template" in machine.log()
+
+    process = program.running_process(PROJECT)
+    containers = {name: one.container for name, one in machine.pods().items()}
+    os.kill(process, signal.SIGKILL)
+    eventually(lambda: not program.running_process(PROJECT))
+    machine.up()
+    assert ready(machine, "one", "two") == before
+    assert {name: one.container for name, one in machine.pods().items()} == containers  # they were taken over
+
+    os.kill(program.running_process(PROJECT), signal.SIGKILL)
+    eventually(lambda: not program.running_process(PROJECT))
+    with Cri() as cri:
+        for running in machine.pods().values():
+            cri.call("StopPodSandbox", cri_runtime_pb2.StopPodSandboxRequest(pod_sandbox_id=running.pod))
+    machine.up()
+    for name in before:
+        eventually(lambda name=name: loaded(name), seconds=90)
+    assert {name: loaded(name) for name in before} == before
+
+
+def test_only_what_changed_in_the_file_is_touched(machine: Machine) -> None:
+    machine.write(of_image("one"), of_image("two"))
+    machine.up()
+    before, containers = ready(machine, "one", "two"), machine.pods()
+    machine.write(of_image("one"), of_image("two").replace("user: 1000", "user: 1001"), of_host("three"))
+    assert "reads the file again" in machine.kybernate("up", "models.yaml")
+    eventually(lambda: loaded("three"), seconds=90)
+    eventually(lambda: loaded("two") not in ("", before["two"]), seconds=90)
+    assert loaded("one") == before["one"]
+    assert machine.pods()["one"].container == containers["one"].container
+    machine.write(of_image("one"))
+    machine.kybernate("up", "models.yaml")
+    eventually(lambda: set(machine.pods()) == {"one"}, seconds=60)
+    assert loaded("one") == before["one"]
+
+
+def test_broken_file_changes_nothing(machine: Machine) -> None:
+    machine.write(of_image("one"))
+    machine.up()
+    before = ready(machine, "one")
+    good = machine.file.read_text()
+    machine.file.write_text(good + "  two: {imag: x}\n")
+    said = machine.kybernate("up", "models.yaml", status=1)
+    assert "models.two.imag is unknown" in said
+    os.kill(program.running_process(PROJECT), signal.SIGHUP)
+    eventually(lambda: "the file is not used as it is now" in machine.log())
+    assert loaded("one") == before["one"]
+    machine.file.write_text(good)
+
+
+def test_program_that_cannot_start_is_said_and_does_not_block_the_others(machine: Machine) -> None:
+    broken = f"  bad: {{image: '{PYTHON}', command: [python3, -c, 'raise SystemExit(3)'], priority: 5}}"
+    absent = "  absent: {image: 'localhost:5000/no-such-image:1', priority: 6}"
+    machine.write(broken, absent, of_image("good"))
+    machine.up()
+    assert ready(machine, "good")
+    eventually(lambda: "bad: its program has ended with status 3" in machine.log(), seconds=60)
+    assert "bad: backing off" in machine.log()
+    eventually(lambda: "absent: pulling failed" in machine.log(), seconds=60)
+
+
+def test_logs_are_those_of_the_program(machine: Machine) -> None:
+    machine.write(of_image("one"))
+    machine.up()
+    before = ready(machine, "one")
+    assert f"loaded {before['one']}" in machine.kybernate("logs", "one", "--file", "models.yaml")
+    assert "does not exist" in machine.kybernate("logs", "none", "--file", "models.yaml", status=1)
+
+
+def test_one_process_keeps_a_project(machine: Machine) -> None:
+    machine.write(of_image("one"))
+    machine.up()
+    ready(machine, "one")
+    first = program.running_process(PROJECT)
+    assert f"process {first} keeps" in machine.kybernate("up", "models.yaml", "-d")
+    assert program.running_process(PROJECT) == first
