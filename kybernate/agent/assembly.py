@@ -12,6 +12,7 @@ from kybernate.agent.notify import Notifier
 from kybernate.agent.part import Part, Parts
 from kybernate.agent.parts.images import Images
 from kybernate.agent.parts.node import Events, Known, Records
+from kybernate.agent.parts.seats import Seats
 from kybernate.agent.parts.sockets import Sockets
 from kybernate.agent.parts.work import InCluster, Operations, Policy, Rooms, Telemetry
 from kybernate.agent.settings import LiveSettings, Settings, StoreSettings
@@ -41,6 +42,7 @@ class Agent:
         self.telemetry = self._part(Telemetry(self))
         self.cluster = self._part(InCluster(self))
         self.policy = self._part(Policy(self))
+        self.seats = self._part(Seats(self))
         self.sockets = self._part(Sockets(self))
         self.parts = Parts(self._parts, log)
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "rm": "catalogue",
     "pin": "tiers",
     "unpin": "tiers",
+    "seats": "seats",
     "schedule": "schedule",
     "pool": "pool",
     "cuda": "cuda",

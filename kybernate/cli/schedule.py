@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from kybernate.agent.settings import Settings
 from kybernate.agent.tier_rules import zone_of
 from kybernate.cli.formats import NONE, Format, Output, Table
 from kybernate.cli.output import seconds
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid
 from kybernate.seats.configuration import Configuration, SeatsInvalid
 from kybernate.seats.windows import Change, changes, preferred
 
@@ -23,9 +23,7 @@ WEEK = 7 * 86400.0
 HEADER = ("FROM", "IN", "PREFERRED")
 
 
-NO_SEATS_ADVICE: Final = "docs/seats.md describes the configuration"
-
-
+FORMAT = "docs/seats.md describes the configuration"
 File = Annotated[
     Path | None, typer.Option("--file", metavar="FILE", help="A YAML file, in place of the agent's configuration.")
 ]
@@ -41,7 +39,7 @@ def schedule(file: File = None, output: Output = Format.TABLE) -> None:
     configuration = configured(file)
     rules, now = configuration.rules, time.time()
     if not rules.windows:
-        raise Failure("no window is configured", advice="set `schedule` in the configuration of seats")
+        raise Invalid("no window is configured", advice="set `schedule` in the configuration of seats")
     found = [Change(now, preferred(rules.windows, rules.zone, now)), *_week(configuration, now)]
 
     def row(one: Change) -> tuple[object, ...]:
@@ -52,13 +50,13 @@ def schedule(file: File = None, output: Output = Format.TABLE) -> None:
 
 
 def configured(file: Path | None) -> Configuration:
-    """Return the configuration of a file, else the agent's. Raises Failure."""
+    """Return the configuration of a file, else the agent's. Raises Invalid."""
     try:
         found = read_file(file, zone_of("")) if file else configuration_of(Settings.load().seats)
     except SeatsInvalid as error:
-        raise Failure(str(error), advice=NO_SEATS_ADVICE) from error
+        raise Invalid(str(error), advice=FORMAT) from error
     if found is None:
-        raise Failure("this node has no seats: `seats.file` is not set in agent.toml", advice=NO_SEATS_ADVICE)
+        raise Invalid("this node has no seats: `seats.file` is not set in agent.toml", advice=FORMAT)
     return found
 
 

@@ -45,16 +45,19 @@ def leaves_at(plan: Plan, seat: Seat, waiting: Seat) -> float:
     if is_urgent(plan, waiting):
         return max(plan.now, seat.retry_at)
     mine, other = rank(plan, seat), rank(plan, waiting)
-    earliest = max(seat.since + rules.minimum_residency, seat.retry_at)
+    earliest = seat.since + rules.minimum_residency
     times = [waiting.waits_since + rules.maximum_wait]
     if other > mine:
-        return earliest
+        times.append(earliest)
     if not seat.busy:
-        times.append(seat.idle_since + rules.yield_after)
+        paused = seat.idle_since + rules.yield_after
+        if seat.idle_since > seat.since:  # it has worked, so that it has had its time
+            earliest = min(earliest, paused)
+        times.append(paused)
     if other == mine:
         came_later = seat.asked_at > waiting.waits_since
         times.append(earliest if came_later else seat.since + rules.slice)
-    return max(earliest, min(times))
+    return max(earliest, seat.retry_at, min(times))
 
 
 def _standbys(plan: Plan) -> Iterator[Seat]:

@@ -67,6 +67,9 @@ def test_a_seat_stays_for_the_minimum_residency() -> None:
     found = decided(high, active("low", since=4))
     assert (found.actions, found.turns["high"].at) == ((), NOW + 1)
     assert shown(high, active("low", since=5)) == ["suspend low"]
+    fresh = active("low", since=2, busy=False)
+    assert shown(waiting("a"), fresh) == []  # it has not worked yet
+    assert shown(waiting("a"), replace(fresh, idle_since=NOW - 1)) == ["suspend low"]
 
 
 def test_waiting_requests_of_one_seat_are_served_together() -> None:

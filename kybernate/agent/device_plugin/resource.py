@@ -1,0 +1,130 @@
+"""One resource of the plugin: its socket in kubelet's directory, and the service on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from kybernate.agent.device_plugin.answers import (
+    CONTROL_NODES,
+    NodeGpus,
+    SeatRefused,
+    allocation,
+    devices,
+    preferred,
+)
+from kybernate.messages import device_plugin_pb2 as wire
+from kybernate.messages import device_plugin_pb2_grpc as services
+from kybernate.seats.groups import Place, Profile
+
+VERSION: Final = "v1beta1"
+KUBELET: Final = "kubelet.sock"
+CALL_SECONDS: Final = 10.0
+OPTIONS: Final = wire.DevicePluginOptions(get_preferred_allocation_available=True)
+
+
+class Resource(services.DevicePluginServicer):
+    """Serves a profile's seats. `taken` returns the seats of all profiles that containers have."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        places: Sequence[Place],
+        directory: Path,
+        taken: Callable[[], Iterable[Place]],
+        *,
+        by_cdi: bool,
+        log: Any,
+    ) -> None:
+        self.profile, self.log = profile, log
+        self.places = {place.name: place for place in places}
+        self.socket = directory / f"kybernate-{profile.name}.sock"
+        self.allocated: set[str] = set()  # since the last time that PodResources was read
+        self._kubelet = directory / KUBELET
+        self._taken, self._by_cdi = taken, by_cdi
+        self._gpus = NodeGpus({}, {}, frozenset())
+        self._changed = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    async def register(self) -> None:
+        """Serve on the socket, and have kubelet call it; kubelet removes all sockets when it starts.
+
+        Raises grpc.aio.AioRpcError where kubelet does not answer, and OSError.
+        """
+        await self.close()
+        self.socket.unlink(missing_ok=True)
+        self._server = grpc.aio.server()
+        services.add_DevicePluginServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix://{self.socket}")
+        await self._server.start()
+        self.socket.chmod(0o600)
+        async with grpc.aio.insecure_channel(f"unix://{self._kubelet}") as channel:
+            request = wire.RegisterRequest(
+                version=VERSION, endpoint=self.socket.name, resource_name=self.profile.resource, options=OPTIONS
+            )
+            await services.RegistrationStub(channel).Register(request, timeout=CALL_SECONDS)
+
+    async def close(self) -> None:
+        """Stop serving: kubelet then advertises none of its seats. Containers that run are not touched."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0)
+            with suppress(FileNotFoundError):
+                self.socket.unlink()
+
+    def show(self, gpus: NodeGpus) -> None:
+        """Let kubelet have the devices as they are now, if that differs from what it has."""
+        if gpus != self._gpus:
+            self._gpus = gpus
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    # ---- v1beta1.DevicePlugin
+
+    async def GetDevicePluginOptions(self, request: wire.Empty, context: Any) -> wire.DevicePluginOptions:
+        return OPTIONS
+
+    async def ListAndWatch(self, request: wire.Empty, context: Any) -> AsyncIterator[wire.ListAndWatchResponse]:
+        while True:
+            changed = self._changed
+            yield wire.ListAndWatchResponse(devices=devices(self.places.values(), self._gpus))
+            await changed.wait()
+
+    async def GetPreferredAllocation(
+        self, request: wire.PreferredAllocationRequest, context: Any
+    ) -> wire.PreferredAllocationResponse:
+        answers = []
+        for one in request.container_requests:
+            free = set(one.available_deviceIDs)
+            taken = [place for place in self._taken() if place.name not in free]
+            names = preferred(
+                self.places, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, taken
+            )
+            answers.append(wire.ContainerPreferredAllocationResponse(deviceIDs=names))
+        return wire.PreferredAllocationResponse(container_responses=answers)
+
+    async def Allocate(self, request: wire.AllocateRequest, context: Any) -> wire.AllocateResponse:
+        nodes = [node for node in CONTROL_NODES if Path(node).exists()]
+        answers = []
+        try:
+            for one in request.container_requests:
+                answers.append(
+                    allocation(self.places, one.devices_ids, self._gpus, by_cdi=self._by_cdi, control_nodes=nodes)
+                )
+        except SeatRefused as error:
+            self.log.warning("seat.refused", resource=self.profile.resource, error=str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        names = [name for one in request.container_requests for name in one.devices_ids]
+        self.allocated.update(names)
+        self.log.info("seat.allocated", resource=self.profile.resource, seats=names)
+        return wire.AllocateResponse(container_responses=answers)
+
+    async def PreStartContainer(
+        self, request: wire.PreStartContainerRequest, context: Any
+    ) -> wire.PreStartContainerResponse:
+        return wire.PreStartContainerResponse()
