@@ -35,7 +35,7 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="seats")
 
 
-Gpus = Annotated[int, typer.Option(min=1, help="GPUs, on nodes of eight.")]
+Gpus = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="GPUs, on nodes of eight.")]
 Wake = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="That a wake takes.")]
 Sleep = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="That a suspend takes.")]
 Bound = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="A request that begins later is not good.")]
@@ -62,7 +62,7 @@ def simulate(
 
 
 def models(
-    rate: Annotated[float, typer.Option(min=1e-6, help="Requests of one model in a minute.")] = 1.0,
+    rate: Annotated[float, typer.Option(min=1e-6, metavar="NUMBER", help="Requests of one model in a minute.")] = 1.0,
     work: Annotated[float, typer.Option(min=1e-3, metavar="SECONDS", help="Of a request.")] = 2.0,
     wake: Wake = 1.5,
     suspend: Sleep = 1.0,

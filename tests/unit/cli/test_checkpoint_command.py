@@ -230,7 +230,7 @@ def test_hold_is_asked_for_and_shown(node: Node) -> None:
     shim.answers["Checkpoint"] = held
     for flags, seconds in (["--hold"], 0), (["--hold-for", "90"], 90), (["--hold", "--hold-for", "90"], 90):
         said = node.run("checkpoint", "counter", *flags).stdout
-        assert "counter is held: `kybernate ps` shows it, `kybernate release` lets it run on" in said
+        assert "counter is held: `kybernate ps` shows it, `kybernate release` lets it continue" in said
         assert (shim.requests[-1].hold, shim.requests[-1].hold_seconds) == (True, seconds)
 
 
@@ -245,7 +245,7 @@ def test_shim_that_does_not_hold_is_told(node: Node) -> None:
 @pytest.mark.parametrize("flag", ["--exit", "--tcp=established"])
 def test_hold_is_not_for_what_ends(node: Node, flag: str) -> None:
     counter(node)
-    assert "--hold is neither for" in node.run("checkpoint", "counter", "--hold", flag, status=2).stderr
+    assert "--hold excludes --exit" in node.run("checkpoint", "counter", "--hold", flag, status=2).stderr
 
 
 def test_release_says_what_the_container_is_then(node: Node) -> None:

@@ -235,7 +235,7 @@ def test_unknown_image_has_to_be_named(node: Node) -> None:
 
 def test_image_without_spec_is_told(node: Node) -> None:
     save(node.checkpoints / "i", spec=None)
-    assert "kybernate-spec.json" in node.run("restore", "i", "-d", status=1).stderr
+    assert "kybernate-spec.json" in node.run("restore", "i", "-d", status=4).stderr
 
 
 def test_container_of_a_pod_that_is_gone_is_refused(node: Node) -> None:

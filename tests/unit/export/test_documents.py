@@ -244,7 +244,9 @@ def test_credentials_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("content", ["{", "[]", '{"auths": {"h": {"auth": "?"}}}', '{"credsStore": "../x"}'])
 def test_file_of_credentials_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "c").write_text(content)
-    with pytest.raises(Failure, match=r"is not a file of credentials|that is not base64|is not the name of"):
+    with pytest.raises(
+        Failure, match=r"cannot be read: Expecting|is not a file of credentials|that is not base64|is not the name of"
+    ):
         credentials_for("h", tmp_path / "c")
     with pytest.raises(Failure, match="does not exist"):
         credentials_for("h", tmp_path / "absent")

@@ -73,7 +73,7 @@ class Node:
     async def resolve(self, id: str, arguments: Arguments) -> Target:
         assert isinstance(arguments, Checkpoint)
         if arguments.path in self.images:
-            raise Refused(f"{self.root}/images/shop/{arguments.path} exists")
+            raise Refused(f"{self.root}/images/shop/{arguments.path} exists", advice="name another place, or remove it")
         return Target(container=arguments.name, writes=arguments.path)
 
     async def execute(self, operation: Operation, heard: Heard) -> Result:
