@@ -159,7 +159,7 @@ def test_stop_of_a_held_pod_does_not_wait_for_its_grace(scratch: Path) -> None:
 def test_hold_is_not_for_what_ends(counter: Witness, scratch: Path) -> None:
     image = str(scratch / "image")
     for flag in ("--exit", "--tcp=established"):
-        assert "--hold is neither for" in refused("kybernate", "checkpoint", counter.id, image, "--hold", flag)
+        assert "--hold excludes --exit" in refused("kybernate", "checkpoint", counter.id, image, "--hold", flag)
     counter.assert_goes_on()
 
 
