@@ -187,7 +187,7 @@ def test_broken_file_changes_nothing(machine: Machine) -> None:
     before = ready(machine, "one")
     good = machine.file.read_text()
     machine.file.write_text(good + "  two: {imag: x}\n")
-    said = machine.kybernate("up", "models.yaml", status=1)
+    said = machine.kybernate("up", "models.yaml", status=2)
     assert "models.two.imag is unknown" in said
     os.kill(program.running_process(PROJECT), signal.SIGHUP)
     eventually(lambda: "the file is not used as it is now" in machine.log())
@@ -211,7 +211,7 @@ def test_logs_are_those_of_the_program(machine: Machine) -> None:
     machine.up()
     before = ready(machine, "one")
     assert f"loaded {before['one']}" in machine.kybernate("logs", "one", "--file", "models.yaml")
-    assert "does not exist" in machine.kybernate("logs", "none", "--file", "models.yaml", status=1)
+    assert "does not exist" in machine.kybernate("logs", "none", "--file", "models.yaml", status=3)
 
 
 def test_one_process_keeps_a_project(machine: Machine) -> None:
