@@ -77,7 +77,11 @@ def models(
     setup = Setup(1, 1, wake, suspend, bound)
     found = [(policy, models_per_gpu(policy, setup, rate / 60, work)) for policy in POLICIES]
     if chart is not None:
-        chart.write_text(_chart(setup, rate / 60, work, max(1, *(number for _, number in found))), encoding="utf-8")
+        drawn = _chart(setup, rate / 60, work, max(1, *(number for _, number in found)))
+        try:
+            chart.write_text(drawn, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise Invalid(f"the chart cannot be written to {str(chart)!r}: {error}", advice="name a file") from error
     named = Table(MODELS_HEADER, lambda one: one, _models_document, len(MODELS_HEADER), lambda one: one[0])
     named.show(output, found)
 
