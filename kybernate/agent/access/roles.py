@@ -115,16 +115,16 @@ def role_of_names(names: Collection[Name], tls: Tls) -> tuple[Role, str]:
 def fits(name: Name, pattern: str) -> bool:
     """Return whether a name is of the pattern's kind, which "://" makes one of URIs, and matches it.
 
-    `*` stands for any text within one part: a label of a DNS name or of a URI's host, or what is between two slashes of
+    `*` stands for some text, never for none, within one part: a label of a DNS name or of a URI's host, or what is between two slashes of
     its path. So a pattern gives no role to names that another authority below the part hands out.
     """
     scheme, is_uri, rest = pattern.partition("://")
     if name.kind != ("URI" if is_uri else "DNS"):
         return False
     if not is_uri:
-        return re.fullmatch(_expression(pattern.lower(), "[^.]*"), name.text.lower()) is not None
+        return re.fullmatch(_expression(pattern.lower(), "[^.]+"), name.text.lower()) is not None
     host, slash, path = rest.partition("/")
-    expression = f"{re.escape(scheme)}://{_expression(host, '[^./]*')}{slash}{_expression(path, '[^/]*')}"
+    expression = f"{re.escape(scheme)}://{_expression(host, '[^./]+')}{slash}{_expression(path, '[^/]+')}"
     return re.fullmatch(expression, name.text) is not None
 
 
