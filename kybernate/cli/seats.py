@@ -35,10 +35,12 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="seats")
 
 
-Gpus = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="GPUs, on nodes of eight.")]
-Wake = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="That a wake takes.")]
-Sleep = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="That a suspend takes.")]
-Bound = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="A request that begins later is not good.")]
+Gpus = Annotated[int, typer.Option(min=1, max=10_000, metavar="NUMBER", help="GPUs, on nodes of eight.")]
+Wake = Annotated[float, typer.Option(min=0, max=3600, metavar="SECONDS", help="That a wake takes.")]
+Sleep = Annotated[float, typer.Option(min=0, max=3600, metavar="SECONDS", help="That a suspend takes.")]
+Bound = Annotated[
+    float, typer.Option(min=0, max=3600, metavar="SECONDS", help="A request that begins later is not good.")
+]
 
 
 def simulate(
@@ -62,8 +64,10 @@ def simulate(
 
 
 def models(
-    rate: Annotated[float, typer.Option(min=1e-6, metavar="NUMBER", help="Requests of one model in a minute.")] = 1.0,
-    work: Annotated[float, typer.Option(min=1e-3, metavar="SECONDS", help="Of a request.")] = 2.0,
+    rate: Annotated[
+        float, typer.Option(min=1e-3, max=600, metavar="NUMBER", help="Requests of one model in a minute.")
+    ] = 1.0,
+    work: Annotated[float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Of a request.")] = 2.0,
     wake: Wake = 1.5,
     suspend: Sleep = 1.0,
     bound: Bound = 10.0,
