@@ -7,7 +7,7 @@ import sys
 
 from kybernate.cli.exit_codes import exit_code_of
 from kybernate.cli.output import echo, printable
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Invalid
 from kybernate_shim.trace import VARIABLE as TRACE
 from kybernate_shim.undo import in_words
 
@@ -27,7 +27,12 @@ def is_expected(error: Exception) -> bool:
 
 
 def report_defect(error: Exception) -> int:
-    """Print an error that no command expects, in one sentence, and return the exit status."""
+    """Print an error that no command expects, in one sentence, and return the exit status.
+
+    A word of the command line that is not UTF-8 is no defect: messages and most names cannot have it.
+    """
+    if isinstance(error, UnicodeEncodeError) and isinstance(error.object, str):
+        return report(Invalid(f"{ascii(error.object)} is not UTF-8", advice="give a name or a path that is"))
     what = f"{type(error).__name__}: {in_words(error)}"
     echo(f"kybernate: unexpected error: {printable(what, keep=KEPT)}", err=True)
     echo(f"  advice: this is a defect of Kybernate; {TRACE}=1 prints where it is, for a report of it", err=True)
