@@ -32,7 +32,7 @@ def report_defect(error: Exception) -> int:
     A word of the command line that is not UTF-8 is no defect: messages and most names cannot have it.
     """
     if isinstance(error, UnicodeEncodeError) and isinstance(error.object, str):
-        return report(Invalid(f"{ascii(error.object)} is not UTF-8", advice="give a name or a path that is"))
+        return report(Invalid(f"{error.object!a} is not UTF-8", advice="give a name or a path that is"))
     what = f"{type(error).__name__}: {in_words(error)}"
     echo(f"kybernate: unexpected error: {printable(what, keep=KEPT)}", err=True)
     echo(f"  advice: this is a defect of Kybernate; {TRACE}=1 prints where it is, for a report of it", err=True)
