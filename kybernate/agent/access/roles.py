@@ -116,7 +116,7 @@ def fits(name: Name, pattern: str) -> bool:
     """Return whether a name is of the pattern's kind, which "://" makes one of URIs, and matches it.
 
     `*` stands for some text, never for none, within one part: a label of a DNS name or of a URI's host, or what is
-    between two slashes of its path. So a pattern gives no role to names that another authority below the part hands out.
+    between two slashes of its path. So a pattern gives no role to names that another authority hands out below it.
     """
     scheme, is_uri, rest = pattern.partition("://")
     if name.kind != ("URI" if is_uri else "DNS"):
