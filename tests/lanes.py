@@ -72,7 +72,7 @@ PARTS = (
     Part("containers", ("system",), 80),
     Part(
         "agent",
-        ("system/test_agent.py", "system/test_agent_inventory.py", "system/test_page.py", "system/test_up.py"),
+        ("system/test_agent.py", "system/test_agent_inventory.py"),
         40,
         DEBIANS,
         "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",
@@ -90,6 +90,13 @@ PARTS = (
         150,
         DEBIANS,
         "the commands of the package, and containerd of both generations; `next` has the second one's configuration",
+    ),
+    Part(
+        "one machine",
+        ("system/test_page.py", "system/test_up.py"),
+        120,
+        ("sid",),
+        "pods and images by the CRI and the agent, which test_cri.py and test_agent.py meet in the other lanes",
     ),
     Part(
         "crictl",
