@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -79,15 +80,26 @@ def models(
     Requests come at random times (Poisson).
     """
     setup = Setup(1, 1, wake, suspend, bound)
-    found = [(policy, models_per_gpu(policy, setup, rate / 60, work)) for policy in POLICIES]
-    if chart is not None:
-        drawn = _chart(setup, rate / 60, work, max(1, *(number for _, number in found)))
-        try:
-            chart.write_text(drawn, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise Invalid(f"the chart cannot be written to {str(chart)!r}: {error}", advice="name a file") from error
+    with _opened(chart) as file:
+        found = [(policy, models_per_gpu(policy, setup, rate / 60, work)) for policy in POLICIES]
+        if file is not None:
+            file.write(_chart(setup, rate / 60, work, max(1, *(number for _, number in found))))
     named = Table(MODELS_HEADER, lambda one: one, _models_document, len(MODELS_HEADER), lambda one: one[0])
     named.show(output, found)
+
+
+@contextmanager
+def _opened(chart: Path | None) -> Iterator[TextIO | None]:
+    """Open the chart's file, before what is drawn is computed. Raises Invalid."""
+    if chart is None:
+        yield None
+        return
+    try:
+        file = chart.open("w", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise Invalid(f"the chart cannot be written to {str(chart)!r}: {error}", advice="name a file") from error
+    with file:
+        yield file
 
 
 def _chart(setup: Setup, rate: float, work: float, most: int) -> str:
