@@ -18,6 +18,7 @@ from tests.system.ctr import Ctr, eventually
 from tests.system.node_agent import NodeAgent
 
 KYBERNATE = (sys.executable, "-c", "from kybernate.cli import main; main()")
+SHOWN = 2  # times that the state of an operation is in its row: as a word, and for its colour
 URL = "http://127.0.0.1:7070"
 
 
@@ -83,11 +84,11 @@ def test_container_is_suspended_and_woken_by_the_page(agent: NodeAgent, ours: Ct
             eventually(lambda: "running" in row(client, container.id))
             assert ask(client, "sleep", key).startswith("200 suspend of ")
             eventually(lambda: "suspended" in row(client, container.id))
-            assert "It is suspended" in client.get("/container", params={"container": key}).text
+            eventually(lambda: "It is suspended" in client.get("/container", params={"container": key}).text)
             assert ask(client, "wake", key).startswith("200 resume of ")
             eventually(lambda: "running" in row(client, container.id) and " s" in row(client, container.id))
-            assert "succeeded" in client.get("/section/operations").text
-            assert "container.resumed" in client.get("/section/events").text
+            eventually(lambda: client.get("/section/operations").text.count("succeeded") == 2 * SHOWN)
+            eventually(lambda: "container.resumed" in client.get("/section/events").text)
     finally:
         gpu.heal(gpus)
         gpu.forget_helper()
