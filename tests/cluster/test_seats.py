@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -56,11 +57,14 @@ def _advertised(kubectl: Kubectl, node: Node) -> None:
 def advertises(kubectl: Kubectl, node: Node, seats: dict[str, int]) -> None:
     """Wait until kubelet has told the API server that so many seats can be allocated."""
 
-    def shown() -> bool:
+    def shown() -> dict[str, int]:
         found = kubectl.get("node", node.name)["status"]["allocatable"]
-        return {name: int(found.get(name, -1)) for name in seats} == seats
+        return {name: int(found.get(name, -1)) for name in seats}
 
-    eventually(shown, seconds=SECONDS)
+    try:
+        eventually(lambda: shown() == seats, seconds=SECONDS)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {shown()} are advertised, and not {seats}") from error
 
 
 def with_seat(resource: str = ONE, count: int = 1) -> dict[str, object]:
@@ -101,12 +105,13 @@ def test_a_container_gets_the_gpus_of_its_group_and_no_others(kubectl: Kubectl) 
     kubectl.apply(pod("one", handler="kybernate", containers=[with_seat()]))
     kubectl.apply(pod("two", handler="kybernate", containers=[with_seat(TWO)]))
     kubectl.ready("pod/one", "pod/two")
-    assert environment(kubectl, "one") == {
+    found = environment(kubectl, "one")
+    assert re.fullmatch("g0-s[0-3]", found.pop("KYB_GPU_SEAT"))  # the others may be of pods that are being deleted
+    assert found == {
         "CUDA_VISIBLE_DEVICES": "0",
         "NVIDIA_VISIBLE_DEVICES": "void",
         "KYB_GPU_INDICES": "0",
         "KYB_GPU_GROUP": "G0",
-        "KYB_GPU_SEAT": "g0-s0",
     }
     assert environment(kubectl, "two")["KYB_GPU_INDICES"] == "0,1"
     assert kubectl.exec("one", "sh", "-c", "ls /dev/nvidia*").split() == [
@@ -132,7 +137,9 @@ def test_seats_outlive_a_restart_of_kubelet(kubectl: Kubectl, node: Node) -> Non
     node.kubelet.wait_ready(seconds=SECONDS)
     kubectl.apply(pod("after", handler="kybernate", containers=[with_seat()]))
     kubectl.ready("pod/after")
-    assert seats_of(kubectl) == {"before": "g0-s0", "after": "g0-s1"}
+    found = seats_of(kubectl)
+    assert found.keys() == {"before", "after"}
+    assert len(set(found.values())) == 2
     with suppress(KubectlFailed):  # the container may end before the command in it has
         kubectl.exec("before", "kill", "1")
     eventually(lambda: restarts(kubectl, "before") == 1, seconds=SECONDS)  # with the seat that kubelet remembers
@@ -150,7 +157,9 @@ def test_seats_outlive_a_restart_of_the_plugin(kubectl: Kubectl, node: Node) -> 
     advertises(kubectl, node, {ONE: 4, TWO: 3})
     kubectl.apply(pod("after", handler="kybernate", containers=[with_seat()]))
     kubectl.ready("pod/after")
-    assert seats_of(kubectl) == {"before": "g0-s0", "after": "g0-s1"}
+    found = seats_of(kubectl)
+    assert found.keys() == {"before", "after"}
+    assert len(set(found.values())) == 2
 
 
 def restarts(kubectl: Kubectl, name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -133,12 +134,16 @@ async def test_connections_of_one_client_are_limited(standing_proxy: Standing) -
         for reader, writer in kept:
             writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        answer = await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        try:
+            answer = await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        except ConnectionResetError:
+            answer = b""  # HAProxy closes such a connection without reading the request
         assert (not answer) if stand.plane == "haproxy" else answer.split(b" ")[1] == b"429"
         kept.pop()[1].close()
         for _ in range(500):
-            if b" 200 " in (await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"))[:20]:
-                break
+            with suppress(ConnectionResetError):
+                if b" 200 " in (await stand.raw(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"))[:20]:
+                    break
             await asyncio.sleep(0.01)
         else:
             raise AssertionError("no place is free although a connection has ended")

@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from kybernate.addresses import AGENT_VARIABLE
 from kybernate.cli.application import application
 from kybernate_shim import address, config
 from tests.unit.cli.fake_containerd import FakeContainerd
 from tests.unit.cli.fake_shim import FakeShim
+
+
+@pytest.fixture(autouse=True)
+def _own_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command line names its agent in the environment of its process, which here is that of all tests."""
+    monkeypatch.setenv(AGENT_VARIABLE, "")
+    monkeypatch.delenv(AGENT_VARIABLE)
 
 
 @dataclass
