@@ -59,7 +59,7 @@ def test_checkpoint_that_fails_says_why_on_the_pod(kubectl: Kubectl, node: Node)
     node.run("sh", "-c", f"kybernate checkpoint {kubectl.namespace}/hurried lost --max-freeze 1ms || true")
     failed = wait_for(kubectl, "hurried", "CheckpointFailed")
     assert failed.type == "Warning"
-    assert "frozen" in failed.message
+    assert "freeze" in failed.message
     assert last(kubectl, "hurried") > 1
 
 

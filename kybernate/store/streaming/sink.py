@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kybernate.store.sink import DirectorySink
-from kybernate_shim.checkpoint.image.manifest import ARRIVING, NAME
+from kybernate_shim.checkpoint.image.manifest import ARRIVING, STAGING
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.vram_io.arrival import ArrivalWriter, Description, begin
 
@@ -66,5 +66,5 @@ class ArrivingSink:
             self._needed -= size
             complete = self._needed == 0 and (size > 0 or not file)
         if complete:
-            replace_file(self._directory / ARRIVING, self._manifest, durable=False, staging=f".{NAME}.tmp")
+            replace_file(self._directory / ARRIVING, self._manifest, durable=False, staging=STAGING)
             self._ready()

@@ -124,7 +124,7 @@ def write_manifest(directory: Path, manifest: Manifest, *, durable: bool = True)
     if durable:
         with ThreadPoolExecutor(4, "fsync") as pool:
             list(pool.map(lambda file: sync(directory / file.name), manifest.stored_files))
-    replace_file(directory / manifests.NAME, content, durable=durable, staging=f".{manifests.NAME}.tmp")
+    replace_file(directory / manifests.NAME, content, durable=durable, staging=manifests.STAGING)
     if durable:
         sync(directory.parent)
     return _sha256(content)
