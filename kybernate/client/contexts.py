@@ -62,7 +62,7 @@ def user_file(environment: Mapping[str, str] = os.environ) -> Path:
 
 def load(files: Iterable[Path] = ()) -> Contexts:
     """Return the contexts of the system's file and the user's. Raises Failure."""
-    documents = [(path, _document(path)) for path in tuple(files) or (SYSTEM, user_file()) if path.is_file()]
+    documents = [(path, _document(path)) for path in tuple(files) or (SYSTEM, user_file()) if _is_there(path)]
     shared: dict[str, Any] = {}
     named: dict[str, tuple[Path, dict[str, Any]]] = {}
     current = ""
@@ -75,6 +75,14 @@ def load(files: Iterable[Path] = ()) -> Contexts:
     if current == LOCAL:
         current = ""
     return Contexts(found, current, _tls(shared))
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file that this user may look for: HOME may be another user's, as under setpriv."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def use(name: str, file: Path | None = None) -> Path:

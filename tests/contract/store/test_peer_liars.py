@@ -249,4 +249,4 @@ def test_parts_are_all_bytes_of_all_files_whatever_the_holes() -> None:
 
 
 def test_failures_have_advice() -> None:
-    assert all(issubclass(one, Failure) and one.advice for one in (PeerFailed))
+    assert all(issubclass(one, Failure) and one.advice for one in (PeerFailed,))
