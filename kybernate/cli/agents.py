@@ -27,7 +27,7 @@ NO_AGENT_ADVICE: Final = "start one with `systemctl start kybernate-agent` or `k
 def chosen() -> str:
     """Return the agent that --agent, $KYBERNATE_AGENT or the current context names; "" is this node's own."""
     named = os.environ.get(addresses.AGENT_VARIABLE, "")
-    if not named and any(Path(file).exists() for file in _files_of_contexts()):
+    if not named and any(map(os.path.exists, _files_of_contexts())):
         from kybernate.client.contexts import load  # most nodes have no file of contexts
 
         named = load().current

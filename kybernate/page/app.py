@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -66,7 +67,7 @@ class Page:
         self, source: Source, access: Access, log: Log, *, chat: Chat | None = None, secure: bool = False
     ) -> None:
         self._source, self._access, self._log, self._chat, self._secure = source, access, log, chat, secure
-        self.known = Known()
+        self.known = Known(time.time_ns() // 1_000_000)
         self._renderer = Renderer(self.known, playground=chat is not None)
         self._changed = asyncio.Event()
         self._streams = 0

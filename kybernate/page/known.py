@@ -47,13 +47,16 @@ class Rows(Generic[Row]):
 
 
 class Known:
-    """What the source has reported. `apply` is the only way to change it; all on one thread."""
+    """What the source has reported. `apply` is the only way to change it; all on one thread.
 
-    def __init__(self) -> None:
+    Versions begin with `first`, which no earlier process has reached: a browser outlives the one that it asked.
+    """
+
+    def __init__(self, first: int = 0) -> None:
         self.name = ""
         self.versions: tuple[tuple[str, str], ...] = ()
         self.trouble: Lost | None = Lost("the page has not reached the agent yet")
-        self.version = dict.fromkeys(Section, 0)
+        self.version = dict.fromkeys(Section, first)
         self._objects: dict[tuple[type, str], Object] = {}
         self._arriving: dict[tuple[type, str], Object] | None = None
         self._events: deque[Event] = deque(maxlen=EVENTS)

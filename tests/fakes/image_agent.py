@@ -35,6 +35,7 @@ async def serve(place: Path) -> None:
     await serving.start(
         Servicers(
             services.InventoryServicer(),
+            services.ActivityServicer(),
             services.OperationsServicer(),
             Checkpoints(lambda: catalogue, None, print),  # type: ignore[arg-type]  # no operation is begun
             services.SelfServicer(),

@@ -16,7 +16,6 @@ import pytest
 
 from kybernate.client.target import Target, Tls
 from kybernate.messages.peer_pb2 import OpenedImage
-from kybernate.node.failure import Failure
 from kybernate.store.errors import ImageDamaged
 from kybernate.store.tiers import peer_reading
 from kybernate.store.tiers.peer import PeerTier, _source
@@ -246,7 +245,3 @@ def test_parts_are_all_bytes_of_all_files_whatever_the_holes() -> None:
         assert sum(one.size for one in parts) == 9 * MIB + 12
         assert len({(one.name, one.offset) for one in parts}) == len(parts) == 4
     assert [one.hole for one in parts_of(manifest, (((4 * MIB, 4 * MIB),),))] == [False, True, False, False]
-
-
-def test_failures_have_advice() -> None:
-    assert all(issubclass(one, Failure) and one.advice for one in (PeerFailed,))
