@@ -13,7 +13,7 @@ from kybernate.agent.access.roles import NODE, RULES
 PROTO = Path(__file__).parents[1] / "proto/node"
 OURS = ("agent", "peer")  # the others in the directory are containerd's
 BLOCK = re.compile(r"(service|message|enum) (\w+) \{(\})?")
-CALL = re.compile(r"rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);")
+CALL = re.compile(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);")
 FIELD = re.compile(r"([\w.<>, ]+?) = (\d+);")
 
 
@@ -85,11 +85,11 @@ def _flat() -> str:
 def _call(service: str, code: str, doc: str) -> str:
     found = CALL.match(code)
     assert found, code
-    name, request, stream, answer = found.groups()
+    name, sent, request, stream, answer = found.groups()
     rule = RULES[f"/{NODE}.{service}/{name}"]
     roles = ", ".join(role.value for role in Role if role in rule.roles)
-    stream = "stream of " if stream else ""
-    return f"| `{name}` | `{request}` | {stream}`{answer}` | {roles} | {_escaped(doc)} |"
+    sent, stream = ("stream of " if one else "" for one in (sent, stream))
+    return f"| `{name}` | {sent}`{request}` | {stream}`{answer}` | {roles} | {_escaped(doc)} |"
 
 
 def _fields(one: Entry) -> Iterator[tuple[str, str, str]]:

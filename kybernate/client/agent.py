@@ -145,6 +145,23 @@ class Agent(Verbs[Operation]):
         query = queries.report_activity(container, workload, namespace, in_flight, lasts)
         return self._call(query).containers
 
+    def use_of(
+        self, container: str, *, namespace: str = "", in_flight: int, lasts: float = 0, reporter: str = ""
+    ) -> wire.ReportActivityResponse:
+        """Report as `report_activity`, as one of several programs; return what all of them and the GPUs show."""
+        return self._call(queries.report_activity(container, "", namespace, in_flight, lasts, reporter))
+
+    def share_concurrency(self, requests: Iterator[wire.ShareRequest]) -> Iterator[wire.Share]:
+        """Share what containers may have in flight: send requests, yield answers and changes, until the call ends."""
+        call = self._channel.stream_stream(*queries.SHARING)
+        stream = call(requests)
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise fact_of(error, self.address) from error
+        finally:
+            stream.cancel()
+
     # -- operations
 
     def operation(self, id: str) -> Operation:

@@ -131,6 +131,24 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
         query = queries.report_activity(container, workload, namespace, in_flight, lasts)
         return (await self._call(query)).containers
 
+    async def use_of(
+        self, container: str, *, namespace: str = "", in_flight: int, lasts: float = 0, reporter: str = ""
+    ) -> wire.ReportActivityResponse:
+        """Report as `report_activity`, as one of several programs; return what all of them and the GPUs show."""
+        return await self._call(queries.report_activity(container, "", namespace, in_flight, lasts, reporter))
+
+    async def share_concurrency(self, requests: AsyncIterator[wire.ShareRequest]) -> AsyncIterator[wire.Share]:
+        """Share what containers may have in flight: send requests, yield answers and changes, until the call ends."""
+        call = self._channel.stream_stream(*queries.SHARING)
+        stream = call(requests)
+        try:
+            async for share in stream:
+                yield share
+        except grpc.RpcError as error:
+            raise fact_of(error, self.address) from error
+        finally:
+            stream.cancel()
+
     # -- operations
 
     async def operation(self, id: str) -> AsyncOperation:

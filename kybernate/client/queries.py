@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -52,14 +52,23 @@ def watch(kinds: Iterable[str], revision: int, instance: str) -> Query[wire.Chan
 
 
 def report_activity(
-    container: str, workload: str, namespace: str, in_flight: int, lasts: float
+    container: str, workload: str, namespace: str, in_flight: int, lasts: float, reporter: str = ""
 ) -> Query[wire.ReportActivityResponse]:
-    request = wire.ReportActivityRequest(namespace=namespace, in_flight=in_flight, lasts=duration(lasts))
+    request = wire.ReportActivityRequest(
+        namespace=namespace, in_flight=in_flight, lasts=duration(lasts), reporter=reporter
+    )
     if workload:
         request.workload = workload
     else:
         request.container = container
     return Query("Activity/ReportActivity", request, wire.ReportActivityResponse)
+
+
+SHARING: Final = (
+    f"{SERVICE}Activity/ShareConcurrency",
+    wire.ShareRequest.SerializeToString,
+    wire.Share.FromString,
+)
 
 
 def operation(id: str) -> Query[wire.Operation]:

@@ -164,9 +164,16 @@ class Verbs(ABC, Generic[Handle]):
         )
         return self._begin("Operations/Wake", request)
 
-    def sleep(self, container: str, *, namespace: str = "", key: str = "", deadline: float = 0) -> Handle:
-        """Have a container use no GPU: suspend it, or leave it as it is."""
-        request = wire.SleepRequest(name=container, namespace=namespace, options=options(key, deadline, None))
+    def sleep(
+        self, container: str, *, namespace: str = "", unless_used: bool = False, key: str = "", deadline: float = 0
+    ) -> Handle:
+        """Have a container use no GPU: suspend it, or leave it as it is.
+
+        `unless_used`: the operation fails where others have reported requests in flight.
+        """
+        request = wire.SleepRequest(
+            name=container, namespace=namespace, unless_used=unless_used, options=options(key, deadline, None)
+        )
         return self._begin("Operations/Sleep", request)
 
     def verify_image(self, image: str, *, key: str = "", deadline: float = 0) -> Handle:

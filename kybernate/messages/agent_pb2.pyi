@@ -409,34 +409,76 @@ class WakeRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., room_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
-    __slots__ = ("name", "namespace", "options")
+    __slots__ = ("name", "namespace", "options", "unless_used")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    UNLESS_USED_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     options: Options
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    unless_used: bool
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., unless_used: _Optional[bool] = ...) -> None: ...
 
 class ReportActivityRequest(_message.Message):
-    __slots__ = ("container", "workload", "namespace", "in_flight", "lasts")
+    __slots__ = ("container", "workload", "namespace", "in_flight", "lasts", "reporter")
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     LASTS_FIELD_NUMBER: _ClassVar[int]
+    REPORTER_FIELD_NUMBER: _ClassVar[int]
     container: str
     workload: str
     namespace: str
     in_flight: int
     lasts: _duration_pb2.Duration
-    def __init__(self, container: _Optional[str] = ..., workload: _Optional[str] = ..., namespace: _Optional[str] = ..., in_flight: _Optional[int] = ..., lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    reporter: str
+    def __init__(self, container: _Optional[str] = ..., workload: _Optional[str] = ..., namespace: _Optional[str] = ..., in_flight: _Optional[int] = ..., lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reporter: _Optional[str] = ...) -> None: ...
 
 class ReportActivityResponse(_message.Message):
-    __slots__ = ("containers",)
+    __slots__ = ("containers", "in_flight", "mark")
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     containers: int
-    def __init__(self, containers: _Optional[int] = ...) -> None: ...
+    in_flight: int
+    mark: int
+    def __init__(self, containers: _Optional[int] = ..., in_flight: _Optional[int] = ..., mark: _Optional[int] = ...) -> None: ...
+
+class ShareRequest(_message.Message):
+    __slots__ = ("container", "namespace", "holder", "limit", "wanted", "held", "lasts", "seen")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LASTS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    namespace: str
+    holder: str
+    limit: int
+    wanted: int
+    held: int
+    lasts: _duration_pb2.Duration
+    seen: int
+    def __init__(self, container: _Optional[str] = ..., namespace: _Optional[str] = ..., holder: _Optional[str] = ..., limit: _Optional[int] = ..., wanted: _Optional[int] = ..., held: _Optional[int] = ..., lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seen: _Optional[int] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("container", "namespace", "granted", "holders", "number")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    namespace: str
+    granted: int
+    holders: int
+    number: int
+    def __init__(self, container: _Optional[str] = ..., namespace: _Optional[str] = ..., granted: _Optional[int] = ..., holders: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class GetOperationRequest(_message.Message):
     __slots__ = ("id",)

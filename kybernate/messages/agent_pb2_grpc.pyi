@@ -113,7 +113,8 @@ class OperationsStub:
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _grpc.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]
     """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
-    Also for the role of a proxy, as Sleep.
+    One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a proxy,
+    as Sleep.
     """
     Sleep: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]
     """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
@@ -139,7 +140,8 @@ class OperationsAsyncStub(OperationsStub):
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _aio.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
-    Also for the role of a proxy, as Sleep.
+    One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a proxy,
+    as Sleep.
     """
     Sleep: _aio.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
@@ -198,7 +200,8 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
         """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
-        Also for the role of a proxy, as Sleep.
+        One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a proxy,
+        as Sleep.
         """
 
     @_abc_1.abstractmethod
@@ -254,6 +257,11 @@ class ActivityStub:
     """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
     repeated ends by itself.
     """
+    ShareConcurrency: _grpc.StreamStreamMultiCallable[_agent_pb2.ShareRequest, _agent_pb2.Share]
+    """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
+    answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
+    and says so by its next message. A share that is not asked for again ends by itself.
+    """
 
 @_typing.type_check_only
 class ActivityAsyncStub(ActivityStub):
@@ -263,6 +271,11 @@ class ActivityAsyncStub(ActivityStub):
     ReportActivity: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReportActivityRequest, _agent_pb2.ReportActivityResponse]  # type: ignore[assignment]
     """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
     repeated ends by itself.
+    """
+    ShareConcurrency: _aio.StreamStreamMultiCallable[_agent_pb2.ShareRequest, _agent_pb2.Share]  # type: ignore[assignment]
+    """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
+    answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
+    and says so by its next message. A share that is not asked for again ends by itself.
     """
 
 class ActivityServicer(metaclass=_abc_1.ABCMeta):
@@ -276,6 +289,17 @@ class ActivityServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.ReportActivityResponse, _abc.Awaitable[_agent_pb2.ReportActivityResponse]]:
         """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
         repeated ends by itself.
+        """
+
+    @_abc_1.abstractmethod
+    def ShareConcurrency(
+        self,
+        request_iterator: _MaybeAsyncIterator[_agent_pb2.ShareRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.Share], _abc.AsyncIterator[_agent_pb2.Share]]:
+        """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
+        answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
+        and says so by its next message. A share that is not asked for again ends by itself.
         """
 
 def add_ActivityServicer_to_server(servicer: ActivityServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

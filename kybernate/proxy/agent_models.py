@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from kybernate.client.asynchronous import AsyncAgent
+from kybernate.client.errors import AgentRefused, AgentUnreachable
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
 from kybernate.proxy.holding import Phase
@@ -15,6 +17,9 @@ from kybernate.proxy.models import SuspendFailed, WakeFailed
 from kybernate.proxy.settings import Model
 
 KINDS: Final = ("container",)
+LASTS_SECONDS: Final = 15.0  # of a report, three times as long as until the next one
+ABSENT: Final = frozenset({"ContainerNotFound", "NoTask"})  # the agent's names of that fact
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # between two tries to reach an agent that is being started again
 PHASES: Final = {  # by the state of its GPU memory; in all others its processes compute, or will without a wake
     "suspending": Phase.SUSPENDING,
     "suspended": Phase.ASLEEP,
@@ -33,6 +38,8 @@ class AgentModels:
         self._containers: dict[str, wire.Container] = {}  # by id
         self._phases: dict[str, Phase] = {}
         self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._marks: dict[str, int] = {}
+        self.name = f"proxy-{secrets.token_hex(8)}"  # tells this proxy from others of the same user or certificate
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
         """Yield phases as `Models.watch`, until the agent is lost. Raises AgentUnreachable and AgentRefused."""
@@ -49,7 +56,10 @@ class AgentModels:
                     yield name, phase
 
     async def wake(self, model: Model) -> None:
-        """Have its container work; what the Watch says first, or the operation, ends the wait. Raises WakeFailed."""
+        """Have its container work; what the Watch says first, or the operation, ends the wait. Raises WakeFailed.
+
+        An agent that is away is waited for: the caller has the deadline.
+        """
         if self._phases.get(model.name) == Phase.AWAKE:
             return
         seen = self._changed[model.name]
@@ -61,25 +71,54 @@ class AgentModels:
             if woken.done():
                 woken.result()
         finally:
-            noticed.cancel()
-            if not woken.done():
-                woken.add_done_callback(_forget)
+            for task in (noticed, woken):  # the operation goes on without one who waits for it
+                task.cancel()
+            await asyncio.gather(noticed, woken, return_exceptions=True)
 
     async def _work(self, model: Model) -> None:
-        try:
-            operation = await self._agent.wake(model.container, namespace=model.namespace)
-            await operation.result()
-        except Failure as error:
-            raise WakeFailed(str(error), state=error.state, advice=error.advice) from error
+        key, pause = secrets.token_hex(16), FIRST_PAUSE
+        while True:
+            try:
+                operation = await self._agent.wake(model.container, namespace=model.namespace, key=key)
+                await operation.result()
+                return
+            except AgentUnreachable:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except Failure as error:
+                if isinstance(error, AgentRefused) and error.code == "UNAVAILABLE":  # it is stopping, or just beginning
+                    await asyncio.sleep(LONGEST_PAUSE)
+                    continue
+                absent = getattr(error, "type", "") in ABSENT
+                raise WakeFailed(str(error), absent=absent, state=error.state, advice=error.advice) from error
 
-    async def suspend(self, model: Model) -> None:
-        """Suspend its container. Raises SuspendFailed."""
+    async def suspend(self, model: Model, *, unless_used: bool) -> None:
+        """Suspend its container; with `unless_used`, only if neither others nor its GPUs show use.
+
+        Raises SuspendFailed. What this proxy has in flight is none of that: it has drained the model before.
+        """
         try:
-            operation = await self._agent.sleep(model.container, namespace=model.namespace)
+            if await self.report(model, 0) and unless_used:
+                raise SuspendFailed("it is used by others, or computes", used=True, state="it works on")
+            operation = await self._agent.sleep(model.container, namespace=model.namespace, unless_used=unless_used)
             await operation.result()
+        except SuspendFailed:
+            raise
         except Failure as error:
             raise SuspendFailed(str(error), state=error.state, advice=error.advice) from error
         self._phases[model.name] = Phase.ASLEEP  # which the Watch may say a little later
+
+    async def report(self, model: Model, in_flight: int) -> bool:
+        """Report requests in flight; see `Models.report`."""
+        use = await self._agent.use_of(
+            model.container, namespace=model.namespace, in_flight=in_flight, lasts=LASTS_SECONDS, reporter=self.name
+        )
+        mark, self._marks[model.name] = self._marks.get(model.name, use.mark), use.mark
+        return use.in_flight > in_flight or use.mark != mark
+
+    def share(self, requests: AsyncIterator[wire.ShareRequest]) -> AsyncIterator[wire.Share]:
+        """See `Sharing`."""
+        return self._agent.share_concurrency(requests)
 
     def _take(self, container: wire.Container, removed: bool) -> None:
         if removed:
@@ -119,9 +158,3 @@ def phase_of(containers: list[wire.Container]) -> Phase:
     if newest.state == "paused":
         return Phase.ASLEEP
     return PHASES.get(newest.gpu, Phase.AWAKE)
-
-
-def _forget(task: asyncio.Future[None]) -> None:
-    """Take the result of an operation whose effect was seen before its end."""
-    if not task.cancelled():
-        task.exception()

@@ -46,6 +46,10 @@ class Gate(Protocol):
         """Return how many it has passed that have not ended."""
         ...
 
+    async def limit(self, name: str, most: int) -> int:
+        """Have it pass no more than so many of a model's requests at one time; return how many the model has then."""
+        ...
+
 
 class Figures(Protocol):
     """What is counted."""
@@ -94,6 +98,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self.seen = asyncio.Event()  # the source has said something of its models
+        self.listeners: list[Callable[[Held], None]] = []  # told when what a model has may have changed
 
     # -- what a data plane asks
 
@@ -102,7 +107,8 @@ class Engine:
         if (held := self.held.get(name)) is None:
             return Load(True, 0, 0, 0)
         in_flight = max(held.in_flight, held.elsewhere)
-        return Load(held.phase == Phase.AWAKE, in_flight, len(held.waiting), held.model.concurrency)
+        limit = holding.limit_of(held)
+        return Load(held.phase == Phase.AWAKE, in_flight, len(held.waiting), 0 if limit == inf else max(1, int(limit)))
 
     def place_in_queue(self, name: str, id: int) -> int:
         """Return the place of a ticket among those that wait, from 1 on; 0 where it waits no more."""
@@ -118,6 +124,8 @@ class Engine:
         if not holding.can_pass(held):
             return None
         holding.began(held, self._loop.time())
+        if held.in_flight == 1:
+            self._tell(held)
         return Admission(held, 0.0, False, self._ended)
 
     def enqueue(self, name: str, *, bytes: int, deadline: float) -> tuple[int, asyncio.Future[None]]:
@@ -194,13 +202,37 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def elsewhere(self, name: str, in_flight: int, *, used: bool) -> None:
-        """Take what another data plane has in flight, and whether it passed anything since it was last asked."""
+    def elsewhere(self, name: str, in_flight: int, *, used: bool, running: int = 0) -> None:
+        """Take what another data plane has in flight, `running` of them at the model itself, the rest in its queue.
+
+        `used` says whether it passed anything since it was last asked.
+        """
         held = self.held[name]
-        held.elsewhere = in_flight
+        held.elsewhere, held.running = in_flight, running
         if in_flight or used:
             held.busy_until = self._loop.time()
         self._step(held)
+
+    def used(self, name: str) -> None:
+        """Take that a model was at work by other means than requests that pass here."""
+        held = self.held[name]
+        holding.used(held, self._loop.time())
+        self._step(held)
+
+    def grant(self, name: str, count: int) -> None:
+        """Let a model have so many requests from here at one time: the share of this proxy."""
+        held = self.held[name]
+        if (before := held.granted) == count:
+            return
+        held.granted = count
+        if self.gate is not None:
+            held.limited = before if before is not None else 0
+            self._spawn(self._set_gate(held))
+        self._step(held)
+
+    def _tell(self, held: Held) -> None:
+        for listener in self.listeners:
+            listener(held)
 
     def _ended(self, held: Held) -> None:
         holding.ended(held, self._loop.time())
@@ -229,6 +261,7 @@ class Engine:
             timer.cancel()
         if (when := holding.next_time(held)) < inf:
             self._timers[name] = self._loop.call_at(when, self._step, held)
+        self._tell(held)
 
     def _carry_out(self, held: Held, action: holding.Action) -> None:
         match action:
@@ -246,7 +279,7 @@ class Engine:
                 held.suspend_wanted = held.suspend_wanted and not given_up
                 self._move(held, Phase.AWAKE)
             case Suspend():
-                self._begin(held, Phase.SUSPENDING, self._suspend(held))
+                self._begin(held, Phase.SUSPENDING, self._suspend(held, unless_used=not held.suspend_wanted))
 
     def _refuse(self, held: Held, id: int, refusal: Refusal) -> None:
         holding.left(held, id)
@@ -277,9 +310,13 @@ class Engine:
         assert self.gate is not None
         name = held.model.name
         async with self._gates[name]:
-            is_open = held.phase == Phase.AWAKE
+            is_open = held.phase == Phase.AWAKE and held.granted != 0
             try:
+                if (granted := held.granted) is not None and is_open:
+                    held.running, held.limited = await self.gate.limit(name, granted), granted
                 await (self.gate.open(name) if is_open else self.gate.close(name))
+                if granted == 0:
+                    held.running, held.limited = await self.gate.limit(name, 0), 0
             except OSError as error:
                 self._log.warning("proxy.gate_failed", model=name, error=str(error))
                 return  # what is not known to be closed is not suspended
@@ -300,7 +337,7 @@ class Engine:
     async def _wake(self, held: Held, *, ask: bool) -> None:
         """Wake a model and wait for its port; `ask` is false where something else has woken it."""
         model, began = held.model, self._loop.time()
-        reason, stage = "", "its container"
+        reason, stage, absent = "", "its container", False
         try:
             async with asyncio.timeout(model.wake_timeout or None):
                 if ask:
@@ -308,7 +345,7 @@ class Engine:
                 stage = f"its port, {model.upstream},"
                 await port_accepts(model.upstream)
         except WakeFailed as error:
-            reason = str(error)
+            reason, absent = str(error), error.absent
         except TimeoutError:
             reason = f"{stage} was not ready within {model.wake_timeout:.0f} s"
         now = self._loop.time()
@@ -318,21 +355,22 @@ class Engine:
             return
         if reason:
             self._log.warning("proxy.wake_failed", model=model.name, error=reason)
-            holding.wake_failed(held, reason, now)
+            holding.wake_failed(held, reason, now, absent=absent)
         else:
             self._last_wake[model.name] = now - began
             self._log.info("proxy.model_resumed", model=model.name, wake_ms=round((now - began) * 1000, 1))
             self._move(held, Phase.AWAKE)
         self._step(held)
 
-    async def _suspend(self, held: Held) -> None:
+    async def _suspend(self, held: Held, *, unless_used: bool) -> None:
         model, began = held.model, self._loop.time()
         outcome = "suspended"
         try:
-            await self._source.suspend(model)
+            await self._source.suspend(model, unless_used=unless_used)
         except SuspendFailed as error:
-            outcome = "failed"
-            self._log.warning("proxy.suspend_failed", model=model.name, error=str(error))
+            outcome = "used" if error.used else "failed"
+            tell = self._log.debug if error.used else self._log.warning
+            tell("proxy.suspend_failed", model=model.name, error=str(error))
         self._figures.suspended(model.name, outcome, self._loop.time() - began)
         if held.phase == Phase.SUSPENDING:
             self._move(held, Phase.ASLEEP if outcome == "suspended" else Phase.AWAKE)

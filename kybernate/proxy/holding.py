@@ -27,7 +27,7 @@ class Phase(StrEnum):
     AWAKE = "awake"
     DRAINING = "draining"
     SUSPENDING = "suspending"
-    ABSENT = "absent"  # there is no such container
+    ABSENT = "absent"  # there is no such container; it may be parked, or have an image
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ class Held:
     bytes: int = 0
     in_flight: int = 0
     elsewhere: int = 0
+    running: int = 0  # of those elsewhere, at the model itself: the rest waits in the other plane's queue
+    limited: int | None = None  # what the other plane keeps to; `running` is as it was then, or later
+    granted: int | None = None  # of `concurrency`, where other proxies share it; None where none does
     busy_until: float = -inf  # when it was last seen at work
     drain_began: float = 0.0
     closed: bool = False  # no other plane passes requests to it
@@ -110,8 +113,8 @@ Action = Release | Refuse | Wake | Drain | Reopen | Suspend
 def offer(state: Held, ticket: Ticket, now: float) -> Refusal | None:
     """Return why a request cannot even wait, or None."""
     queue, name = state.model.queue, state.model.name
-    if state.phase == Phase.ABSENT:
-        return Refusal(503, "model_absent", f"the container of {name} does not exist", state.model.retry_after)
+    if state.phase == Phase.ABSENT and now < state.retry_at:
+        return Refusal(503, "model_absent", _absent(state), state.retry_at - now)
     if state.phase == Phase.ASLEEP and now < state.retry_at:
         return Refusal(503, "wake_failed", f"{name} could not be woken: {state.failure}", state.retry_at - now)
     if can_pass(state):
@@ -143,12 +146,12 @@ def decide(state: Held, now: float) -> list[Action]:
             actions.append(Suspend())
         case Phase.DRAINING if now - state.drain_began >= state.model.drain:
             actions.append(Reopen(given_up=True))
-        case Phase.ASLEEP if now < state.retry_at:
+        case Phase.ASLEEP | Phase.ABSENT if now < state.retry_at:
             actions += _refused(state, gone, now)
         case Phase.ASLEEP if waiting or state.in_flight or state.elsewhere:  # something else may have suspended it
             actions.append(Wake())
-        case Phase.ABSENT if waiting:
-            actions += _refused(state, gone, now)
+        case Phase.ABSENT if waiting:  # it may be parked, or have an image
+            actions.append(Wake())
     return actions
 
 
@@ -171,7 +174,14 @@ def _idle_at(state: Held) -> float:
 
 
 def _room(state: Held) -> float:
-    return state.model.concurrency - state.in_flight if state.model.concurrency else inf
+    return limit_of(state) - state.in_flight
+
+
+def limit_of(state: Held) -> float:
+    """Return how many requests the model may have from here at one time, infinity without a limit."""
+    if not state.model.concurrency:
+        return inf
+    return state.model.concurrency if state.granted is None else min(state.granted, state.model.concurrency)
 
 
 def _expired(state: Held, now: float) -> list[Action]:
@@ -203,11 +213,15 @@ def _released(state: Held, gone: set[int]) -> list[Action]:
 def _refused(state: Held, gone: set[int], now: float) -> list[Action]:
     name, after = state.model.name, max(state.retry_at - now, state.model.retry_after)
     refusal = (
-        Refusal(503, "model_absent", f"the container of {name} does not exist", after)
+        Refusal(503, "model_absent", _absent(state), after)
         if state.phase == Phase.ABSENT
         else Refusal(503, "wake_failed", f"{name} could not be woken: {state.failure}", after)
     )
     return [Refuse(id, refusal) for id in state.waiting if id not in gone]
+
+
+def _absent(state: Held) -> str:
+    return f"the container of {state.model.name} does not exist, and could not be made: {state.failure}"
 
 
 # ---- what happens to the state
@@ -243,8 +257,15 @@ def ended(state: Held, now: float) -> None:
     state.busy_until = now
 
 
+def used(state: Held, now: float) -> None:
+    """The model was at work, by another proxy's requests or on a GPU."""
+    state.busy_until = now
+
+
 def moved(state: Held, phase: Phase, now: float) -> None:
     """The model is in another phase."""
+    if (state.phase, phase) == (Phase.ABSENT, Phase.ASLEEP):
+        state.failure, state.retry_at = "", -inf  # what failed was to make it
     if phase in (Phase.AWAKE, Phase.DRAINING):
         state.drain_began = now
     if phase == Phase.AWAKE:
@@ -256,7 +277,7 @@ def moved(state: Held, phase: Phase, now: float) -> None:
     state.phase = phase
 
 
-def wake_failed(state: Held, reason: str, now: float) -> None:
+def wake_failed(state: Held, reason: str, now: float, *, absent: bool = False) -> None:
     """A wake has failed: those that wait are refused, and the next one is tried after a pause."""
+    moved(state, Phase.ABSENT if absent else Phase.ASLEEP, now)
     state.failure, state.retry_at = reason, now + state.model.retry_after
-    moved(state, Phase.ASLEEP, now)

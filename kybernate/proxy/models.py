@@ -17,11 +17,19 @@ CONNECT_SECONDS: Final = 5.0  # longer than any network that still works; the pa
 
 
 class WakeFailed(Failure):
-    """A model did not wake. It is as it was, or its container is gone."""
+    """A model did not wake. It is as it was; `absent`: there is no container, and nothing that it could be made of."""
+
+    def __init__(self, message: str, *, absent: bool = False, state: str = "", advice: str = "") -> None:
+        super().__init__(message, state=state, advice=advice)
+        self.absent = absent
 
 
 class SuspendFailed(Failure):
-    """A model could not be suspended. It works on."""
+    """A model could not be suspended, or is `used`: by another proxy, or by its own work on a GPU. It works on."""
+
+    def __init__(self, message: str, *, used: bool = False, state: str = "", advice: str = "") -> None:
+        super().__init__(message, state=state, advice=advice)
+        self.used = used
 
 
 class Models(Protocol):
@@ -35,8 +43,18 @@ class Models(Protocol):
         """Return once its processes compute. Raises WakeFailed."""
         ...
 
-    async def suspend(self, model: Model) -> None:
-        """Return once its GPU is free. Raises SuspendFailed."""
+    async def suspend(self, model: Model, *, unless_used: bool) -> None:
+        """Return once its GPU is free; with `unless_used`, only where nothing shows that it is used.
+
+        Raises SuspendFailed.
+        """
+        ...
+
+    async def report(self, model: Model, in_flight: int) -> bool:
+        """Say how many requests a model has from here; return whether it was used by anything else since the last time.
+
+        Raises Failure.
+        """
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from kybernate.agent.notify import Notifier, forget
 from kybernate.client.asynchronous import AsyncAgent
 from kybernate.client.target import Tls
 from kybernate.proxy import service, settings
@@ -19,7 +21,10 @@ from kybernate_shim.logs import LineWriter, Log, number_of
 
 
 def run(path: Path, level: str = "info") -> None:
-    """Serve until SIGTERM or SIGINT; SIGUSR1 leaves HAProxy to the next proxy. Raises as `service.start`."""
+    """Serve until SIGTERM or SIGINT; SIGUSR1 leaves HAProxy to the next proxy, SIGHUP opens the access log again.
+
+    Raises as `service.start`.
+    """
     found = settings.load(path)
     _raise_descriptors()
     log = Log(LineWriter(sys.stderr.fileno()).write, number_of(level), {})
@@ -28,13 +33,19 @@ def run(path: Path, level: str = "info") -> None:
 
 
 async def _serve(found: Settings, log: Log) -> None:
+    notifier = Notifier.of(os.environ, os.getpid())
+    forget(os.environ)
     ended: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.put_nowait, number)
     async with AsyncAgent(found.agent.address, tls=_tls(found.agent)) as agent:
-        running = await service.start(found, AgentModels(agent, found.models), log)
+        models = AgentModels(agent, found.models)
+        running = await service.start(found, models, log, (models, models.name))
         log.info("proxy.started", port=running.port, models=len(found.models), plane=found.plane)
-        received = await ended.get()
+        notifier.send(READY="1", STATUS=f"serving on port {running.port}")
+        while (received := await ended.get()) == signal.SIGHUP:
+            running.reopen_log()
+        notifier.send(STOPPING="1")
         await running.close(leave=received == signal.SIGUSR1)
     log.info("proxy.stopped")
 

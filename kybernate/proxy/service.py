@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import ClientSession, web
 
+from kybernate.proxy.activity import Activity
 from kybernate.proxy.document import ProxySettingsInvalid, read_text
 from kybernate.proxy.embedded.connection import Connections
 from kybernate.proxy.embedded.exchange import Exchange
@@ -21,6 +22,7 @@ from kybernate.proxy.keys import read_keys
 from kybernate.proxy.metrics import AccessLog, Metrics, States
 from kybernate.proxy.models import Models
 from kybernate.proxy.settings import Model, Selector, Settings
+from kybernate.proxy.shares import Shares, Sharing
 from kybernate_shim.logs import Log
 
 BACKLOG = 4096
@@ -56,6 +58,17 @@ class Service:
     plane: HaproxyPlane | None = None
     inner: Inner | None = None
     watching: list[asyncio.Task[None]] = field(default_factory=list)
+    access: AccessLog | None = None
+    log: Log | None = None
+
+    def reopen_log(self) -> None:
+        """Write the access log to a new file of its name: the old one was renamed. Where that fails, it goes on."""
+        if self.access is None or self.log is None:
+            return
+        try:
+            self.access.reopen()
+        except OSError as error:
+            self.log.error("proxy.access_log_not_opened", error=str(error))
 
     async def close(self, *, drain: float = 5.0, leave: bool = False) -> None:
         """Accept no more, refuse those that are held, give those that are answered some seconds, and end.
@@ -82,8 +95,10 @@ class Service:
             await self.inner.client.close()
 
 
-async def start(settings: Settings, source: Models, log: Log) -> Service:
+async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sharing, str] | None = None) -> Service:
     """Start a proxy: it listens when this returns, by HAProxy where the settings say so.
+
+    `sharing` is who divides the concurrency of models among proxies, and this one's name there.
 
     Raises ProxySettingsInvalid where a file of keys or an address cannot be used, and HaproxyUnusable.
     """
@@ -108,6 +123,9 @@ async def start(settings: Settings, source: Models, log: Log) -> Service:
         await service.close()
         raise
     service.watching.append(asyncio.create_task(engine.run()))
+    service.watching.append(asyncio.create_task(Activity(engine, source, log).run()))
+    if sharing is not None:
+        service.watching.append(asyncio.create_task(Shares(engine, *sharing, log).run()))
     return service
 
 

@@ -102,7 +102,8 @@ class Node:
     image that another node or the object store has, with True the object store; None where neither does. `pod_of`
     returns a pod, by namespace and name, as the cluster's API has it; None where the agent does not know it. `parked`
     returns the parked container that a name means, `freed` also removes its record in containerd, whose name its
-    restore takes; None where it is not parked, or has processes. `room` is asked before memory on GPUs is taken.
+    restore takes; None where it is not parked, or has processes. `in_flight` returns how many requests a container
+    answers, by namespace and id, as others report. `room` is asked before memory on GPUs is taken.
     """
 
     address: str
@@ -116,6 +117,7 @@ class Node:
     elsewhere: Callable[[str, bool], Elsewhere | None] = lambda name, stored: None
     parked: Callable[[str], ParkedContainer | None] = lambda name: None
     freed: Callable[[str], ParkedContainer | None] = lambda name: None
+    in_flight: Callable[[str, str], int] = lambda namespace, id: 0
     movement: Movement | None = None
     arrivals: Arriving | None = None
     room: Room = field(default=OPEN)

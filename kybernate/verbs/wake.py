@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Refused
 from kybernate.node.lookup import ContainerNotFound, KnownContainer
 from kybernate.node.shim import NoTask, Shim
 from kybernate.verbs.model import Result, Target
@@ -50,12 +51,17 @@ class Wake(OfShim):
 
 @dataclass(frozen=True)
 class Sleep(OfShim):
-    """Suspend a container that is active; one that is suspended or parked stays as it is."""
+    """Suspend a container that is active; one that is suspended or parked stays as it is.
+
+    `unless_used`: it fails where proxies report requests in flight.
+    """
 
     verb = "sleep"
     call = "Operations/Sleep"
     request = wire.SleepRequest
     roles = frozenset({OPERATOR, PROXY})
+
+    unless_used: bool = False
 
     def resolve(self, node: Node, id: str) -> Target:
         try:
@@ -72,6 +78,8 @@ class Sleep(OfShim):
     async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
         if await is_suspended(shim, container):
             return Result()
+        if self.unless_used and (count := attempt.node.in_flight(container.namespace, container.id)):
+            raise Refused(f"{count} requests are in flight at {container.id}, as proxies report", state="it works on")
         return await Suspend(self.name, self.namespace).call_shim(shim, container, attempt)
 
 

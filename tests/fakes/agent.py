@@ -18,7 +18,10 @@ END_SECONDS = 5.0
 
 
 class FakeAgent(
-    agent_pb2_grpc.InventoryServicer, agent_pb2_grpc.OperationsServicer, agent_pb2_grpc.CheckpointsServicer
+    agent_pb2_grpc.InventoryServicer,
+    agent_pb2_grpc.ActivityServicer,
+    agent_pb2_grpc.OperationsServicer,
+    agent_pb2_grpc.CheckpointsServicer,
 ):
     """Serves on `socket`. Every request is in `requests`; operations and their states are the test's."""
 
@@ -29,6 +32,7 @@ class FakeAgent(
         self.images: list[wire.Image] = []
         self.operations: dict[str, list[wire.Operation]] = {}  # the states that are still to come, by id
         self.node = wire.Node(name="node-1")
+        self.use = wire.ReportActivityResponse(containers=1)
         self.changes: list[wire.Change] = []
         self.watch_ends = False  # as if the client's time were over once all changes are sent
         self.watched: list[float] = []  # how many seconds a client had left then
@@ -56,6 +60,7 @@ class FakeAgent(
     def _new_server(self) -> grpc.Server:
         server = grpc.server(ThreadPoolExecutor(8))
         agent_pb2_grpc.add_InventoryServicer_to_server(self, server)
+        agent_pb2_grpc.add_ActivityServicer_to_server(self, server)
         agent_pb2_grpc.add_OperationsServicer_to_server(self, server)
         agent_pb2_grpc.add_CheckpointsServicer_to_server(self, server)
         return server
@@ -189,6 +194,17 @@ class FakeAgent(
                     continue
                 change, sent = self.changes[sent], sent + 1
             yield change
+
+    def ReportActivity(self, request: Any, context: Any) -> wire.ReportActivityResponse:  # noqa: N802
+        self._answer(request, context)
+        return wire.ReportActivityResponse(
+            containers=1, in_flight=self.use.in_flight + request.in_flight, mark=self.use.mark
+        )
+
+    def ShareConcurrency(self, requests: Iterator[Any], context: Any) -> Iterator[wire.Share]:  # noqa: N802
+        for request in requests:
+            self._answer(request, context)
+            yield wire.Share(container=request.container, granted=request.limit, holders=1)
 
     def ListImages(self, request: Any, context: Any) -> wire.ListImagesResponse:  # noqa: N802
         self._answer(request, context)

@@ -53,7 +53,7 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "WatchOperation": Rule(READERS),
         "CancelOperation": Rule(OPERATORS, "cancel"),
     },
-    f"{NODE}.Activity": {"ReportActivity": Rule(PROXIES)},
+    f"{NODE}.Activity": {"ReportActivity": Rule(PROXIES), "ShareConcurrency": Rule(PROXIES)},
     f"{NODE}.Checkpoints": {
         "ListImages": Rule(PEERS),
         "GetImage": Rule(PEERS),

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.agent.inventory.containers import Key
+from kybernate.verbs.errors import RequestInvalid
 
 LASTS_SECONDS: Final = 10.0  # a report that does not say how long
 MOST_SECONDS: Final = 3600.0
+MOST_REPORTERS: Final = 256  # of one container
+LONGEST_NAME: Final = 128  # of a reporter, in characters
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,12 @@ class Reports:
         self._active: dict[Key, float] = {}  # when each was last seen in use
 
     def report(self, reporter: str, keys: Sequence[Key], in_flight: int, seconds: float) -> None:
-        """Note that containers answer so many requests, for so many seconds."""
+        """Note that containers answer so many requests, for so many seconds. Raises RequestInvalid: too many report."""
         until = self._now() + min(seconds or LASTS_SECONDS, MOST_SECONDS)
         for key in keys:
+            known = self._reports.get(key, {})
+            if reporter not in known and len(known) >= MOST_REPORTERS:
+                raise RequestInvalid(f"{len(known)} programs report on {key[1]} already", state="nothing was noted")
             self._reports.setdefault(key, {})[reporter] = InUse(in_flight, until)
             if in_flight:
                 self._active[key] = self._now()

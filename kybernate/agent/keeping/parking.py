@@ -1,7 +1,8 @@
 """Parked containers: those that were checkpointed while they were suspended, and ended. A resume restores them.
 
 The image has a label with the container's id, which is there as long as the container is parked. Its record in
-containerd stays until then, so that `ctr` and `kybernate ps` still show the container.
+containerd stays until then, so that `ctr` and `kybernate ps` still show the container. An operator can label an image
+with the id of a container, too: once that container is gone, it is woken like a parked one, again and again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kybernate.registry.model import Filter
 from kybernate.verbs.node import ParkedContainer
 
 PARKED: Final = "kybernate.io/parked"  # label of an operation and of an image: the container's id
+WAKE: Final = "kybernate.io/wake"  # label of an image, by an operator: the id of the container that it stands for
 NAMESPACE: Final = "kybernate.io/parked-namespace"  # containerd's
 LOG: Final = "kybernate.io/parked-log"  # the file that its output is appended to, where it has one
 FILE: Final = "file://"
@@ -95,8 +97,8 @@ class Parking:
         """Return all parked containers; of several images of one, the newest counts."""
         found: dict[str, ParkedContainer] = {}
         for row in every(self._catalogue(), Filter()):  # newest first
-            if id := row.annotations.labels.get(PARKED):
-                labels = row.annotations.labels
+            labels = row.annotations.labels
+            if id := labels.get(PARKED) or labels.get(WAKE):
                 parked = ParkedContainer(id, labels.get(NAMESPACE, "default"), row.id, labels.get(LOG, ""))
                 found.setdefault(id, parked)
         return list(found.values())

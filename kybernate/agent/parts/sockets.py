@@ -49,12 +49,15 @@ class Sockets(Part):
     async def start(self) -> None:
         """Raises SocketUnusable and CertificatesUnusable."""
         await self._agent.operations.engine.ready()
+        self._uses = ActivityService(self._agent.known.inventory)
+        self.closing.callback(self._uses.close)
         self.closing.push_async_callback(self._serving.stop)
         self.closing.callback(self._agent.events.hub.close)
         await self._serving.start(self._servicers())
 
     def work(self) -> Iterable[Work]:
         yield self._watch_health()
+        yield self._uses.expire()
 
     async def reload(self, before: Settings) -> None:
         try:
@@ -80,7 +83,7 @@ class Sockets(Part):
         quota = Quota(lambda: agent.settings().self_socket.quota)
         return Servicers(
             Inventories(agent.known.inventory, hub, self._findings),
-            ActivityService(agent.known.inventory),
+            self._uses,
             with_verbs(Operations)(engine),
             with_verbs(Checkpoints)(images.registry, engine, hub.put, images.replicas.look_for),
             Own(engine, agent.known.find, self._checkpoint_root, quota, self._idleness, self._activity),

@@ -71,6 +71,7 @@ class Operations(Part):
             pod_of=agent.cluster.probes,
             parked=images.parking.known,
             freed=images.parking.freed,
+            in_flight=lambda namespace, id: agent.known.inventory.reports.of((namespace, id)).in_flight,
             movement=movement,
             arrivals=images.arrivals,
             room=agent.rooms.owner,

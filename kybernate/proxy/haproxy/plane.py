@@ -35,6 +35,7 @@ class HaproxyPlane:
         self.direct = {model.name: model for model in direct_models(settings)}
         self._wanted = dict.fromkeys(self.direct, ACTIVATOR)
         self._totals: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
         self._child: Child | None = None
 
     def prepare(self) -> Path:
@@ -79,6 +80,13 @@ class HaproxyPlane:
         found = await self._child.api.traffic() if self._child is not None else {}
         return found.get(backend_of(name), Traffic(0, 0)).in_flight
 
+    async def limit(self, name: str, most: int) -> int:
+        if name not in self.direct:
+            return 0
+        self._limits[name] = most
+        await self.child.api.set_limit(backend_of(name), max(1, most))
+        return (await self.child.api.traffic()).get(backend_of(name), Traffic(0, 0)).running
+
     async def watch(self, engine: Engine) -> None:
         """Tell the engine what HAProxy passes by itself, without an end."""
         while True:
@@ -92,7 +100,7 @@ class HaproxyPlane:
                 if (traffic := found.get(backend_of(name))) is not None:
                     used = traffic.total != self._totals.get(name, traffic.total)
                     self._totals[name] = traffic.total
-                    engine.elsewhere(name, traffic.in_flight, used=used)
+                    engine.elsewhere(name, traffic.in_flight, used=used, running=traffic.running)
 
     async def _set(self, name: str, backend: str) -> None:
         self._wanted[name] = backend
@@ -106,6 +114,8 @@ class HaproxyPlane:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _set_all(self) -> None:
+        for name, most in list(self._limits.items()):
+            await self.limit(name, most)
         for name, backend in list(self._wanted.items()):
             await self._set(name, backend)
 

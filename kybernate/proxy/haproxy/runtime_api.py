@@ -14,10 +14,11 @@ MOST_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a backend has in flight, with what waits in its queue, and how many it has had."""
+    """What a backend has in flight, with what waits in its queue; how many it has had; how many its server has."""
 
     in_flight: int
     total: int
+    running: int = 0
 
 
 class RuntimeApi:
@@ -64,9 +65,17 @@ class RuntimeApi:
 
     async def traffic(self) -> dict[str, Traffic]:
         """Return what each backend has, by its name."""
-        rows = csv.DictReader((await self.ask("show stat -1 2 -1")).lstrip("# ").split("\n"))
+        rows = list(csv.DictReader((await self.ask("show stat -1 6 -1")).lstrip("# ").split("\n")))
+        running = {row["pxname"]: int(row["scur"] or 0) for row in rows if row.get("svname") == "model"}
         return {
-            row["pxname"]: Traffic(int(row["scur"] or 0) + int(row["qcur"] or 0), int(row["stot"] or 0))
+            row["pxname"]: Traffic(
+                int(row["scur"] or 0) + int(row["qcur"] or 0), int(row["stot"] or 0), running.get(row["pxname"], 0)
+            )
             for row in rows
             if row.get("svname") == "BACKEND"
         }
+
+    async def set_limit(self, backend: str, most: int) -> None:
+        """Let a backend's server have so many requests at one time, 1 or more. Raises OSError where HAProxy refuses."""
+        if answer := (await self.ask(f"set maxconn server {backend}/model {most}")).strip():
+            raise OSError(f"HAProxy refused the limit of {backend}: {answer}")

@@ -34,7 +34,10 @@ SECONDS = 20.0
 
 
 class FakeModels:
-    """Models of a test. `awake` is set while wakes may finish, `asleep` while suspends may; `failure` fails both."""
+    """Models of a test. `may_wake` is set while wakes may finish, `may_sleep` while suspends may.
+
+    `failure` fails both.
+    """
 
     def __init__(self, phases: dict[str, Phase]) -> None:
         self.phases = phases
@@ -43,6 +46,8 @@ class FakeModels:
         self.may_wake.set()
         self.may_sleep.set()
         self.failure = ""
+        self.used = False  # by others, or on a GPU
+        self.reports: list[tuple[str, int]] = []
         self.hooks: list[Callable[[], Any]] = []
         self._changes: asyncio.Queue[tuple[str, Phase]] = asyncio.Queue()
 
@@ -62,16 +67,24 @@ class FakeModels:
         await self.may_wake.wait()
         if self.failure:
             raise WakeFailed(self.failure)
+        if self.phases[model.name] == Phase.ABSENT:
+            raise WakeFailed("there is no such container", absent=True)
         for hook in self.hooks:
             await hook()
         self.change(model.name, Phase.AWAKE)
 
-    async def suspend(self, model: Model) -> None:
+    async def suspend(self, model: Model, *, unless_used: bool) -> None:
         self.calls[f"suspend {model.name}"] += 1
         await self.may_sleep.wait()
+        if self.used and unless_used:
+            raise SuspendFailed("it computes", used=True)
         if self.failure:
             raise SuspendFailed(self.failure)
         self.change(model.name, Phase.ASLEEP)
+
+    async def report(self, model: Model, in_flight: int) -> bool:
+        self.reports.append((model.name, in_flight))
+        return self.used
 
 
 @dataclass

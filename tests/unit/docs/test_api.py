@@ -21,7 +21,8 @@ def test_every_call_has_its_row() -> None:
     for name, service in SERVICES.items():
         for method in service.methods:
             stream = "stream of " if method.server_streaming else ""
-            row = f"| `{method.name}` | `{method.input_type.name}` | {stream}`{method.output_type.name}` |"
+            sent = "stream of " if method.client_streaming else ""
+            row = f"| `{method.name}` | {sent}`{method.input_type.name}` | {stream}`{method.output_type.name}` |"
             assert row in found[name]
         assert found[name].count("\n| `") == len(service.methods)
 

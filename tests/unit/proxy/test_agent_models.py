@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 
 from kybernate.client.asynchronous import AsyncAgent
@@ -90,16 +91,82 @@ def test_wake_and_suspend_are_operations_of_the_agent(tmp_path: Path) -> None:
             async with AsyncAgent(str(fake.socket)) as agent:
                 models = AgentModels(agent, [QWEN])
                 await models.wake(QWEN)
-                await models.suspend(QWEN)
+                await models.suspend(QWEN, unless_used=True)
                 names = [f"{type(one).__name__} {one.name}" for one in fake.requests if hasattr(one, "name")]
                 error = wire.Error(type="NoRoom", message="no room on the GPU")
                 fake.script = lambda id: [wire.Operation(id=id, verb="resume", state=wire.FAILED, error=error)]
                 with pytest.raises(WakeFailed, match="no room on the GPU"):
                     await models.wake(QWEN)
                 with pytest.raises(SuspendFailed, match="no room on the GPU"):
-                    await models.suspend(QWEN)
+                    await models.suspend(QWEN, unless_used=False)
                 return names
         finally:
             fake.stop()
 
     assert asyncio.run(asked()) == ["WakeRequest ai/qwen-0", "SleepRequest ai/qwen-0"]
+
+
+def test_wake_waits_for_an_agent_that_is_started_again(tmp_path: Path) -> None:
+    async def woken() -> list[str]:
+        fake = FakeAgent(tmp_path / "agent.sock")
+        fake.script = lambda id: [wire.Operation(id=id, verb="wake", state=wire.SUCCEEDED)]
+        fake.stop()
+        async with AsyncAgent(str(fake.socket)) as agent:
+            wake = asyncio.ensure_future(AgentModels(agent, [QWEN]).wake(QWEN))
+            tries = 0
+            while tries < 3:
+                await asyncio.sleep(0.05)
+                tries += 1
+            assert not wake.done()
+            fake.start()
+            try:
+                await wake
+                return [one.options.idempotency_key for one in fake.requests]
+            finally:
+                fake.stop()
+
+    (key,) = asyncio.run(woken())
+    assert key
+
+
+def test_model_that_is_gone_is_told_from_one_that_does_not_wake(tmp_path: Path) -> None:
+    async def failed() -> WakeFailed:
+        fake = FakeAgent(tmp_path / "agent.sock")
+        fake.failure = grpc.StatusCode.NOT_FOUND, wire.Error(type="ContainerNotFound", message="no such container")
+        try:
+            async with AsyncAgent(str(fake.socket)) as agent:
+                with pytest.raises(WakeFailed) as raised:
+                    await AgentModels(agent, [QWEN]).wake(QWEN)
+                return raised.value
+        finally:
+            fake.stop()
+
+    assert asyncio.run(failed()).absent
+
+
+def test_use_by_others_or_on_a_gpu_keeps_a_model_awake(tmp_path: Path) -> None:
+    async def asked() -> list[bool]:
+        fake = FakeAgent(tmp_path / "agent.sock")
+        fake.script = lambda id: [wire.Operation(id=id, verb="sleep", state=wire.SUCCEEDED)]
+        fake.use.mark = 7
+        try:
+            async with AsyncAgent(str(fake.socket)) as agent:
+                models = AgentModels(agent, [QWEN])
+                found = [await models.report(QWEN, 2), await models.report(QWEN, 2)]
+                fake.use.mark = 8  # its processes have computed
+                found.append(await models.report(QWEN, 0))
+                fake.use.in_flight = 1  # another proxy's
+                found.append(await models.report(QWEN, 0))
+                with pytest.raises(SuspendFailed) as raised:
+                    await models.suspend(QWEN, unless_used=True)
+                found.append(raised.value.used)
+                assert not [one for one in fake.requests if isinstance(one, wire.SleepRequest)]
+                await models.suspend(QWEN, unless_used=False)
+                reports = [one for one in fake.requests if isinstance(one, wire.ReportActivityRequest)]
+                assert [one.in_flight for one in reports] == [2, 2, 0, 0, 0, 0]
+                assert {one.reporter for one in reports} == {models.name}
+                return found
+        finally:
+            fake.stop()
+
+    assert asyncio.run(asked()) == [False, False, True, True, True]
