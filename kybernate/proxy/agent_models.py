@@ -39,7 +39,7 @@ class AgentModels:
         self._phases: dict[str, Phase] = {}
         self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._marks: dict[str, int] = {}
-        self.name = f"proxy-{secrets.token_hex(8)}"  # tells this proxy from others of the same user or certificate
+        self.name = f"proxy-{secrets.token_hex(8)}"  # others may have the same user or certificate
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
         """Yield phases as `Models.watch`, until the agent is lost. Raises AgentUnreachable and AgentRefused."""
@@ -71,7 +71,7 @@ class AgentModels:
             if woken.done():
                 woken.result()
         finally:
-            for task in (noticed, woken):  # the operation goes on without one who waits for it
+            for task in (noticed, woken):  # the operation continues
                 task.cancel()
             await asyncio.gather(noticed, woken, return_exceptions=True)
 

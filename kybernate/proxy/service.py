@@ -62,7 +62,7 @@ class Service:
     log: Log | None = None
 
     def reopen_log(self) -> None:
-        """Write the access log to a new file of its name: the old one was renamed. Where that fails, it goes on."""
+        """Write the access log to a new file of its name, where the old one was renamed."""
         if self.access is None or self.log is None:
             return
         try:

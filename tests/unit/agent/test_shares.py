@@ -121,7 +121,7 @@ def test_holders_are_bounded() -> None:
 
 @dataclass
 class Proxy:
-    """One holder: requests, what it has read, and what is under way in both directions, in order."""
+    """One holder: requests, what it has read, and what was sent in both directions and not read yet, in order."""
 
     granted: int = 0
     seen: int = 0
@@ -133,7 +133,7 @@ class Proxy:
 
 
 class Proxies(RuleBasedStateMachine):
-    """Three proxies that begin and end requests, and are killed, while what they and the agent say is under way."""
+    """Three proxies that begin and end requests, and are killed, while what they and the agent say arrives late."""
 
     LIMIT = 5
     ANY = st.sampled_from("abc")
