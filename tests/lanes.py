@@ -250,13 +250,6 @@ PARTS = (
         ("sid",),
         "sockets of the node alone, without a container; system/gpu/test_proxy.py wakes a real one",
     ),
-    Part(
-        "proxy killed",
-        ("system/gpu/test_proxy_killed.py",),
-        90,
-        ("sid",),
-        "proxies, HAProxy and agent, which are killed; the shims and the runtimes meet that in other files",
-    ),
     Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py"), 20),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.agent.inventory.containers import Key
-from kybernate.verbs.errors import RequestInvalid
+from kybernate.node.failure import Exhausted
 
 LASTS_SECONDS: Final = 10.0  # a report that does not say how long
 MOST_SECONDS: Final = 3600.0
@@ -36,12 +36,12 @@ class Reports:
         self._active: dict[Key, float] = {}  # when each was last seen in use
 
     def report(self, reporter: str, keys: Sequence[Key], in_flight: int, seconds: float) -> None:
-        """Note that containers answer so many requests, for so many seconds. Raises RequestInvalid: too many report."""
+        """Note that containers answer so many requests, for so many seconds. Raises Exhausted: too many report."""
         until = self._now() + min(seconds or LASTS_SECONDS, MOST_SECONDS)
         for key in keys:
             known = self._reports.get(key, {})
             if reporter not in known and len(known) >= MOST_REPORTERS:
-                raise RequestInvalid(f"{len(known)} programs report on {key[1]} already", state="nothing was noted")
+                raise Exhausted(f"{len(known)} programs report on {key[1]} already", state="nothing was noted")
             self._reports.setdefault(key, {})[reporter] = InUse(in_flight, until)
             if in_flight:
                 self._active[key] = self._now()

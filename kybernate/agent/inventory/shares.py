@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 from kybernate.agent.inventory.activity import LASTS_SECONDS, MOST_SECONDS
-from kybernate.verbs.errors import RequestInvalid
+from kybernate.node.failure import Exhausted
 
 MOST_HOLDERS: Final = 256  # of one container
 MOST_CONTAINERS: Final = 4096  # that shares are of
@@ -71,14 +71,14 @@ class Shares:
     def ask(
         self, subject: str, holder: str, *, limit: int, wanted: int, held: int, seconds: float, seen: int = 0
     ) -> Holding:
-        """Take what a holder says, and return what it has. Raises RequestInvalid where there are too many.
+        """Take what a holder says, and return what it has. Raises Exhausted where there are too many.
 
         `seen` is the number of the share that it had read when it said what it holds. Where the share of another
         holder changes by that, `changed` gets it.
         """
         now, known = self._now(), self._known.get(subject, {})
         if holder not in known and (len(known) >= MOST_HOLDERS or len(self._known) >= MOST_CONTAINERS):
-            raise RequestInvalid(f"{len(known)} programs share {subject} already", state="nothing was granted")
+            raise Exhausted(f"{len(known)} programs share {subject} already", state="nothing was granted")
         one = self._known.setdefault(subject, {}).setdefault(holder, Holding(limit, now))
         one.limit, one.wanted = limit, min(wanted, limit)
         one.kept = min(held if seen == one.number else max(held, one.kept), limit)

@@ -14,18 +14,15 @@ from kybernate.agent.inventory.inventory import EXPIRE_SECONDS, Inventory
 from kybernate.agent.inventory.shares import MOST_CONTAINERS, Holding, Shares
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import ActivityServicer
-from kybernate.node.failure import Failure
-from kybernate.verbs.errors import RequestInvalid
+from kybernate.node.failure import Exhausted, Failure, Invalid
 
 Answers = asyncio.Queue[wire.Share | None | Failure]
 
 
 def name_of(given: str) -> str:
-    """Return the name of the calling program: who called, and what it calls itself. Raises RequestInvalid."""
+    """Return the name of the calling program: who called, and what it calls itself. Raises Invalid."""
     if len(given) > LONGEST_NAME or not (given.isprintable() or not given):
-        raise RequestInvalid(
-            f"a name has up to {LONGEST_NAME} characters that can be printed", state="nothing was noted"
-        )
+        raise Invalid(f"a name has up to {LONGEST_NAME} characters that can be printed", state="nothing was noted")
     return f"{CALLER.get().key} {given}" if given else CALLER.get().key
 
 
@@ -47,7 +44,7 @@ class Activity(ActivityServicer):
         keys = self._keys(request)
         seconds = request.lasts.ToTimedelta().total_seconds()
         if seconds < 0:
-            raise RequestInvalid("lasts is negative", state="nothing was noted")
+            raise Invalid("lasts is negative", state="nothing was noted")
         self._inventory.reports.report(name_of(request.reporter), keys, request.in_flight, seconds)
         marks = [(await self._inventory.activity(key)).mark for key in keys]
         in_flight = sum(self._inventory.reports.of(key).in_flight for key in keys)
@@ -88,13 +85,13 @@ class Activity(ActivityServicer):
     def _asked(self, request: wire.ShareRequest, named: dict[str, wire.Share]) -> wire.Share:
         seconds = request.lasts.ToTimedelta().total_seconds()
         if not request.container or not request.limit or seconds < 0:
-            raise RequestInvalid("a share is of a container, with a limit", state="nothing was granted")
+            raise Invalid("a share is of a container, with a limit", state="nothing was granted")
         holder, subject = name_of(request.holder), self._subject(request)
         known = named.setdefault(
             f"{holder} {subject}", wire.Share(container=request.container, namespace=request.namespace)
         )
         if len(named) > MOST_CONTAINERS:
-            raise RequestInvalid("one connection has too many shares", state="nothing was granted")
+            raise Exhausted("one connection has too many shares", state="nothing was granted")
         found = self._shares.ask(
             subject, holder, limit=request.limit, wanted=request.wanted, held=request.held, seconds=seconds,
             seen=request.seen,
@@ -120,7 +117,7 @@ class Activity(ActivityServicer):
             listener(subject, holder, found)
 
     def _keys(self, request: wire.ReportActivityRequest) -> list[Key]:
-        """Return the containers that a report is about. Raises ContainerNotFound, NameAmbiguous, RequestInvalid."""
+        """Return the containers that a report is about. Raises ContainerNotFound, Ambiguous, Invalid."""
         match request.WhichOneof("of"):
             case "container":
                 found = self._inventory.find(request.container, request.namespace)
@@ -130,7 +127,7 @@ class Activity(ActivityServicer):
                 return [
                     (one.namespace, one.id) for one in live if f"{one.pod_namespace}/{one.workload}" == request.workload
                 ]
-        raise RequestInvalid("neither container nor workload is given", state="nothing was noted")
+        raise Invalid("neither container nor workload is given", state="nothing was noted")
 
 
 def _share(named: wire.Share, found: Holding, holders: int) -> wire.Share:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kybernate.agent.inventory.shares import MOST_HOLDERS, SETTLE_SECONDS, Holding, Shares, divided
-from kybernate.verbs.errors import RequestInvalid
+from kybernate.node.failure import Exhausted
 
 MODEL = "k8s.io/qwen"
 
@@ -115,7 +115,7 @@ def test_holders_are_bounded() -> None:
     world = World()
     for number in range(MOST_HOLDERS):
         world.ask(str(number), 1)
-    with pytest.raises(RequestInvalid, match="share"):
+    with pytest.raises(Exhausted, match="share"):
         world.ask("one more", 1)
 
 
