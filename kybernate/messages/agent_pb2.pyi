@@ -220,6 +220,36 @@ class Container(_message.Message):
     active_until: _timestamp_pb2.Timestamp
     def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class ReadLogRequest(_message.Message):
+    __slots__ = ("name", "namespace", "lines", "follow")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    lines: int
+    follow: bool
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., lines: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class LogLines(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[LogLine]
+    def __init__(self, lines: _Optional[_Iterable[_Union[LogLine, _Mapping]]] = ...) -> None: ...
+
+class LogLine(_message.Message):
+    __slots__ = ("time", "stream", "text", "cut")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    time: _timestamp_pb2.Timestamp
+    stream: str
+    text: str
+    cut: bool
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stream: _Optional[str] = ..., text: _Optional[str] = ..., cut: _Optional[bool] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("revision", "instance", "kinds")
     REVISION_FIELD_NUMBER: _ClassVar[int]

@@ -215,6 +215,10 @@ class Page:
                 yield f"data: {json.dumps(line)}\n\n"
         except LogAbsent as failure:
             yield f"event: absent\ndata: {json.dumps(_sentence(failure))}\n\n"
+        except Failure as failure:  # the browser asks again by itself
+            yield f"event: away\ndata: {json.dumps(_sentence(failure))}\n\n"
+        else:
+            yield f"event: absent\ndata: {json.dumps('The container is removed: this is the end of its output.')}\n\n"
 
     def _stream(self, request: Request, events: AsyncIterator[str]) -> Response:
         if self._streams >= STREAMS:

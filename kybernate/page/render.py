@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from kybernate.cli.output import seconds, size
 from kybernate.page.access import Role
 from kybernate.page.known import Known, rows, why
 from kybernate.page.source import Action
@@ -18,7 +19,6 @@ from kybernate.page.view import Container, Section
 
 CACHED: Final = 256  # rendered sections
 WANTED_CHARACTERS: Final = 200  # of a search
-UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 LABELS: Final[Mapping[Action, str]] = {
     Action.WAKE: "Wake",
     Action.SLEEP: "Sleep",
@@ -94,25 +94,6 @@ class Renderer:
 
     def _facts(self, query: Query) -> dict[str, Any]:
         return {"selected": self._known.container(query.container) if query.container else None}
-
-
-def size(count: int) -> str:
-    """Return bytes as people read them: "4.7 GiB"."""
-    value, unit = float(count), 0
-    while value >= 1023.95 and unit < len(UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{count} B" if not unit else f"{value:.1f} {UNITS[unit]}"
-
-
-def seconds(value: float) -> str:
-    """Return a duration: "0.48 s", "3 min 20 s"."""
-    if value < 10:
-        return f"{value:.2f} s"
-    if value < 60:
-        return f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def clock(then: float) -> str:

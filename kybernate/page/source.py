@@ -45,4 +45,7 @@ class Source(Protocol):
         """Begin an action, and return a sentence about it. Raises ActionRefused."""
 
     def log(self, container: Container) -> AsyncIterator[str]:
-        """Yield the last lines of a container's output, then those that follow. Raises LogAbsent."""
+        """Yield the last lines of a container's output, then those that follow, until it is removed.
+
+        Raises LogAbsent, and Unavailable where the source is away.
+        """

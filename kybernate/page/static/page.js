@@ -141,13 +141,17 @@
   if (log) {
     const LINES = 2000;
     const stream = new EventSource(log.dataset.log);
+    const state = document.getElementById("log-state");
+    stream.onopen = () => { log.replaceChildren(); state.textContent = "Follows what the program writes."; };
+    stream.onerror = () => { if (stream.readyState !== EventSource.CLOSED) state.textContent ||= "The output is asked for again."; };
     stream.onmessage = (event) => {
       const end = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
       log.append(`${JSON.parse(event.data)}\n`);
       while (log.childNodes.length > LINES) log.firstChild.remove();
       if (end) log.scrollTop = log.scrollHeight;
     };
-    stream.addEventListener("absent", (event) => { log.textContent = JSON.parse(event.data); stream.close(); });
+    stream.addEventListener("away", (event) => { state.textContent = JSON.parse(event.data); });
+    stream.addEventListener("absent", (event) => { state.textContent = JSON.parse(event.data); stream.close(); });
   }
 
   local(document);
