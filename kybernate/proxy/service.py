@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from aiohttp import ClientSession, web
 
+from kybernate.proxy.callers import Callers
 from kybernate.proxy.document import ProxySettingsInvalid, read_text
 from kybernate.proxy.embedded.connection import Connections
-from kybernate.proxy.embedded.exchange import Exchange
 from kybernate.proxy.embedded.handler import Handler
 from kybernate.proxy.embedded.tcp import TcpPort
 from kybernate.proxy.embedded.upstream import Inner, session
@@ -20,6 +20,7 @@ from kybernate.proxy.haproxy.plane import HaproxyPlane
 from kybernate.proxy.keys import read_keys
 from kybernate.proxy.metrics import AccessLog, Metrics, States
 from kybernate.proxy.models import Models
+from kybernate.proxy.record import Record
 from kybernate.proxy.settings import Model, Selector, Settings
 from kybernate_shim.logs import Log
 
@@ -33,10 +34,10 @@ class Observers:
     metrics: Metrics
     access: AccessLog | None
 
-    def ended(self, exchange: Exchange) -> None:
-        self.metrics.ended(exchange)
+    def ended(self, record: Record) -> None:
+        self.metrics.ended(record)
         if self.access is not None:
-            self.access.ended(exchange)
+            self.access.ended(record)
 
 
 @dataclass
@@ -93,10 +94,11 @@ async def start(settings: Settings, source: Models, log: Log) -> Service:
     metrics.registry.register(States(engine))
     client = session()
     access = AccessLog(settings.access_log) if settings.access_log else None
-    keys = {str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys}
+    callers = Callers({str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys})
     peer_keys = {one.name: read_text(one.key_file).strip() for one in settings.peers if one.key_file}
     inner = Inner(session(plane.places.inner), plane.inner_names()) if plane is not None else None
-    handler = Handler(settings, engine, client, keys, peer_keys, Observers(metrics, access), log, inner)
+    observers = Observers(metrics, access)
+    handler = Handler(settings, engine, client, callers, peer_keys, observers, log, inner)
     connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
     service = Service(engine, metrics, client, connections, plane=plane, inner=inner)
     try:
