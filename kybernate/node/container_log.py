@@ -1,7 +1,7 @@
 """The file to which a container's output is written, read from its end and followed.
 
 containerd writes the output of a pod's container where its caller, kubelet or `kybernate up`, has told it to:
-`…/CONTAINER/N.log`, of which each line is "TIME STREAM TAG TEXT". A long line of the program has several with the tag P,
+`…/CONTAINER/N.log`, of which each line is "TIME STREAM TAG TEXT". A long line of a program has several with the tag P,
 and the last one F. Each start has a file of its own, N+1, and kubelet rotates the newest: another file gets its
 name. The text is the tenant's, its amount and its pace too: what is kept of it is bounded here. The path never is the
 tenant's: it comes from containerd.
