@@ -70,7 +70,7 @@ class Node(_message.Message):
     def __init__(self, name: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., memory: _Optional[_Union[HostMemory, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., versions: _Optional[_Mapping[str, str]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "index", "model", "numa_node", "total_bytes", "used_bytes", "free_bytes", "pci_address")
+    __slots__ = ("uuid", "index", "model", "numa_node", "total_bytes", "used_bytes", "free_bytes", "pci_address", "shares")
     UUID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class Gpu(_message.Message):
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PCI_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     index: int
     model: str
@@ -87,7 +88,18 @@ class Gpu(_message.Message):
     used_bytes: int
     free_bytes: int
     pci_address: str
-    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., model: _Optional[str] = ..., numa_node: _Optional[int] = ..., total_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., pci_address: _Optional[str] = ...) -> None: ...
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., model: _Optional[str] = ..., numa_node: _Optional[int] = ..., total_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., pci_address: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("namespace", "container", "bytes")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    container: str
+    bytes: int
+    def __init__(self, namespace: _Optional[str] = ..., container: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class HostMemory(_message.Message):
     __slots__ = ("total_bytes", "available_bytes", "arena_bytes", "arena_used_bytes")

@@ -77,6 +77,7 @@ class Page:
     def _routes(self) -> list[Route]:
         looking: dict[str, Callable[[Request, Session], Any]] = {
             "/": self._view("overview.html"),
+            "/seats": self._view("seats.html"),
             "/images": self._view("images.html"),
             "/events": self._view("events.html"),
             "/container": self._view("container.html"),
@@ -195,7 +196,7 @@ class Page:
         """Yield the versions of all sections, now and when they change, as events."""
         while self._access.session(self._access.cookie(session)) is not None:  # until it ends
             changed = self._changed
-            yield f"data: {json.dumps(self.known.version)}\n\n"
+            yield f"data: {json.dumps({one: self._renderer.version(one) for one in Section})}\n\n"
             await asyncio.sleep(STREAM_SECONDS)
             while changed is self._changed:
                 try:

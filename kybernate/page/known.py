@@ -23,6 +23,7 @@ from kybernate.page.view import (
     Object,
     Operation,
     Put,
+    Seat,
     Section,
     Tier,
 )
@@ -150,6 +151,14 @@ class Known:
     def gpus(self) -> list[Gpu]:
         return sorted(self._of(Gpu), key=lambda one: one.index)
 
+    def seats(self) -> list[Seat]:
+        """Return the seats by their groups; those of a group by priority, the highest first."""
+        return sorted(self._of(Seat), key=lambda one: (one.group, -one.priority, one.key))
+
+    def seat_of(self, container: str) -> Seat | None:
+        """Return the seat that a container has."""
+        return next((one for one in self._of(Seat) if one.container == container), None)
+
     def tiers(self) -> list[Tier]:
         return sorted(self._of(Tier), key=lambda one: one.key)
 
@@ -157,6 +166,11 @@ class Known:
         """Return a container by its key."""
         found = self._objects.get((Container, key))
         return found if isinstance(found, Container) else None
+
+    def title_of(self, key: str) -> str:
+        """Return the title of a container; its key where it is not known."""
+        found = self.container(key)
+        return found.title if found is not None else key
 
     def image(self, key: str) -> Image | None:
         """Return an image by its key."""
@@ -176,6 +190,11 @@ class Known:
         """Return the images that have `wanted` in name, source or tier, newest first."""
         found = (one for one in self._of(Image) if _has(wanted, one.name, one.source, *one.tiers))
         return sorted(found, key=lambda one: (-one.created, one.key))
+
+    def images_in(self, tier: str) -> list[Image]:
+        """Return the images of which a tier has a complete copy, the largest first."""
+        found = (one for one in self._of(Image) if tier in one.tiers)
+        return sorted(found, key=lambda one: (-one.bytes, one.name, one.key))
 
     def operations(self, container: str = "") -> list[Operation]:
         """Return the operations, of a container where one is named: those that run first, then the newest."""
@@ -232,11 +251,18 @@ def why(container: Container, known: Known) -> str:
         return f"{running.verb} is {running.state}: {running.step or 'it waits for its turn'}{left}."
     if container.problem:
         return f"Its shim does not answer: {container.problem}."
+    seat = known.seat_of(container.key)
+    waits = f" It waits for {container.waits_for}." if container.waits_for else ""
     if container.phase != "suspended":
-        return f"It is {container.phase}." + (f" {container.note}" if container.note else "")
-    said = [
-        f"It is suspended: {container.note}" if container.note else "It is suspended, and nothing has asked for it."
-    ]
+        return f"It is {container.phase}.{waits}" + _of_seat(seat) + (f" {container.note}" if container.note else "")
+    if seat is not None and (seat.reason or seat.waits):
+        said = [f"It is suspended.{waits}{_of_seat(seat)}"]
+    elif container.waits_for:
+        said = [f"It is suspended.{waits}"]
+    elif container.note:
+        said = [f"It is suspended: {container.note}"]
+    else:
+        said = ["It is suspended, and nothing has asked for it."]
     last = next((one for one in operations if one.verb in WAKING), None)
     if last is not None and last.state == "failed":
         said.append(f"Its last {last.verb} failed: {last.error}." + (f" {last.advice}." if last.advice else ""))
@@ -246,3 +272,18 @@ def why(container: Container, known: Known) -> str:
             users = ", ".join(one.title for one in known.users(key)) or "programs outside Kybernate"
             said.append(f"GPU {gpu.index} has less free memory than it needs; {users} hold the rest.")
     return " ".join(said)
+
+
+def _of_seat(seat: Seat | None) -> str:
+    """Return what the arbiter says of a seat, in sentences that follow others."""
+    if seat is None:
+        return ""
+    said = f" Its seat {seat.key} in the group {seat.group} is {seat.status}"
+    said += f": {seat.reason.rstrip('.')}." if seat.reason else "."
+    if seat.waits:
+        said += f" Open requests: {', '.join(seat.waits)}."
+    if seat.before:
+        said += f" Before it: {', '.join(seat.before)}."
+    if seat.error:
+        said += f" Its last change failed: {seat.error.rstrip('.')}."
+    return said

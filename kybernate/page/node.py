@@ -17,7 +17,6 @@ from kybernate.node.failure import Failure
 from kybernate.page import view
 from kybernate.page.source import Action, ActionRefused, LogAbsent
 
-KINDS: Final = ("container", "gpu", "operation", "image", "tier", "event")
 LOG_LINES: Final = 500  # that were written before and are shown
 FIRST_WAIT: Final = 0.1  # seconds until the next attempt to reach the agent
 MOST_WAIT: Final = 2.0
@@ -45,7 +44,7 @@ class NodeSource:
                 async with AsyncAgent(self._address) as agent:
                     node = await agent.node()
                     yield view.Found(node.name, tuple(sorted(node.versions.items())))
-                    async for change in agent.watch(KINDS, revision=position.revision, instance=position.instance):
+                    async for change in agent.watch(revision=position.revision, instance=position.instance):
                         wait = FIRST_WAIT
                         position.take(change)
                         for one in changes_of(change):
@@ -107,7 +106,8 @@ def _object(change: wire.Change) -> view.Object | None:
             return _container(change.container)
         case "gpu":
             gpu = change.gpu
-            return view.Gpu(gpu.uuid, gpu.index, gpu.model, gpu.total_bytes, gpu.used_bytes)
+            shares = tuple(view.Share(f"{one.namespace}/{one.container}", one.bytes) for one in gpu.shares)
+            return view.Gpu(gpu.uuid, gpu.index, gpu.model, gpu.total_bytes, gpu.used_bytes, shares)
         case "operation":
             return _operation(change.operation)
         case "image":
@@ -144,6 +144,8 @@ def _container(one: wire.Container) -> view.Container | None:
         pod_namespace=one.pod_namespace,
         pod=one.pod,
         name=one.name,
+        in_flight=one.in_flight,
+        waits_for=one.waits_for,
     )
 
 

@@ -19,6 +19,11 @@ from kybernate.page.view import Container, Section
 
 CACHED: Final = 256  # rendered sections
 WANTED_CHARACTERS: Final = 200  # of a search
+ALSO: Final[Mapping[Section, tuple[Section, ...]]] = {  # what a section shows of others
+    Section.GPUS: (Section.CONTAINERS,),
+    Section.CONTAINERS: (Section.SEATS,),
+    Section.TIERS: (Section.IMAGES,),
+}
 LABELS: Final[Mapping[Action, str]] = {
     Action.WAKE: "Wake",
     Action.SLEEP: "Sleep",
@@ -69,11 +74,13 @@ class Renderer:
             lstrip_blocks=True,
         )
         self._environment.filters.update(size=size, clock=clock, seconds=seconds)
-        self._environment.globals.update(Section=Section, Action=Action, LABELS=LABELS, playground=playground)
+        self._environment.globals.update(
+            Section=Section, Action=Action, LABELS=LABELS, playground=playground, version=self.version
+        )
 
     def section(self, section: Section, query: Query, role: Role) -> str:
         """Return a section as HTML."""
-        key = section, query, role, self._version(section)
+        key = section, query, role, self.version(section)
         if (found := self._cache.get(key)) is None:
             found = self._cache[key] = self.render(f"section/{section}.html", role, query=query, **self._facts(query))
             while len(self._cache) > CACHED:
@@ -87,10 +94,10 @@ class Renderer:
     def why(self, container: Container) -> str:
         return why(container, self._known)
 
-    def _version(self, section: Section) -> int:
+    def version(self, section: Section) -> int:
         """Return what changes with all that a section shows."""
         version = self._known.version
-        return version[section] + (version[Section.CONTAINERS] if section is Section.GPUS else 0)
+        return version[Section(section)] + sum(version[other] for other in ALSO.get(section, ()))
 
     def _facts(self, query: Query) -> dict[str, Any]:
         return {"selected": self._known.container(query.container) if query.container else None}

@@ -32,7 +32,7 @@ class ActionRefused(Failure):
 class LogAbsent(Failure):
     """There is no log of a container that the page can read."""
 
-    advice = "`kubectl logs` or `crictl logs` shows it, where a container writes to its standard output"
+    advice = "what started the container shows it, where it does not write to a file"
 
 
 class Source(Protocol):

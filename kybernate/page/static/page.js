@@ -55,11 +55,10 @@
   async function take(versions) {
     for (const place of document.querySelectorAll("[data-section]")) {
       const name = place.dataset.section;
-      const version = `${versions[name]}/${name === "gpus" ? versions.containers : ""}`;
-      if (shown.get(name) === version) continue;
-      const first = !shown.has(name);
+      const version = `${versions[name]}`, before = shown.get(name) ?? place.dataset.version;
+      if (before === version) continue;
       shown.set(name, version);
-      try { await refresh(place); } catch (error) { shown.delete(name); if (!first) throw error; }
+      try { await refresh(place); } catch (error) { shown.set(name, before); throw error; }
     }
   }
 
