@@ -1,8 +1,8 @@
 """What the web page costs with 500 models, 500 images and 100 000 events while these change.
 
-`python -m tests.bench.page` runs on the machine, in Debian's Chromium, over a source of data that changes as a busy node
-does: memory of GPUs and a model each second. The page's program is a process of its own, as it is on a node. The other side of a figure
-is what it may cost.
+`python -m tests.bench.page` runs on the machine, in Debian's Chromium, over a source of data that changes as a busy
+node does: the memory of GPUs and a model each second. The page's program is a process of its own, as it is on a node.
+The other side of a figure is what it may cost.
 """
 
 from __future__ import annotations
