@@ -15,7 +15,7 @@ from kybernate.cli.output import seconds, size
 from kybernate.page.access import Role
 from kybernate.page.known import Known, rows, why
 from kybernate.page.source import Action
-from kybernate.page.view import Container, Section
+from kybernate.page.view import Section
 
 CACHED: Final = 256  # rendered sections
 WANTED_CHARACTERS: Final = 200  # of a search
@@ -23,6 +23,7 @@ ALSO: Final[Mapping[Section, tuple[Section, ...]]] = {  # what a section shows o
     Section.GPUS: (Section.CONTAINERS,),
     Section.CONTAINERS: (Section.SEATS,),
     Section.TIERS: (Section.IMAGES,),
+    Section.WHY: (Section.CONTAINERS, Section.GPUS, Section.OPERATIONS, Section.SEATS),
 }
 LABELS: Final[Mapping[Action, str]] = {
     Action.WAKE: "Wake",
@@ -91,16 +92,14 @@ class Renderer:
         """Return a template as HTML."""
         return self._environment.get_template(template).render(known=self._known, role=role, rows=rows, **facts)
 
-    def why(self, container: Container) -> str:
-        return why(container, self._known)
-
     def version(self, section: Section) -> int:
         """Return what changes with all that a section shows."""
         version = self._known.version
         return version[Section(section)] + sum(version[other] for other in ALSO.get(section, ()))
 
     def _facts(self, query: Query) -> dict[str, Any]:
-        return {"selected": self._known.container(query.container) if query.container else None}
+        selected = self._known.container(query.container) if query.container else None
+        return {"selected": selected, "why": why(selected, self._known) if selected else ""}
 
 
 def clock(then: float) -> str:

@@ -22,6 +22,7 @@ class Section(StrEnum):
     TIERS = "tiers"
     IMAGES = "images"
     EVENTS = "events"
+    WHY = "why"  # of the container that is looked at
 
 
 @dataclass(frozen=True)

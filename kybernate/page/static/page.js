@@ -62,8 +62,11 @@
     }
   }
 
+  // A tab that is not looked at has no stream: a browser has six connections to a host, for all of its tabs.
+  let stream = null;
   function follow() {
-    const stream = new EventSource("/changes");
+    if (document.hidden || (stream && stream.readyState !== EventSource.CLOSED)) return;
+    stream = new EventSource("/changes");
     let newest = null, busy = false;
     stream.onmessage = async (event) => {
       newest = JSON.parse(event.data);
@@ -79,9 +82,16 @@
     stream.onerror = () => {
       if (!document.body.classList.contains("away")) say("The page's server does not answer. What is shown may be old.");
       document.body.classList.add("away");
-      if (stream.readyState === EventSource.CLOSED) setTimeout(follow, WAIT_MS);
+      if (stream.readyState === EventSource.CLOSED) setTimeout(again, WAIT_MS);
     };
     stream.onopen = () => { if (document.body.classList.contains("away")) say("The page's server answers again."); document.body.classList.remove("away"); };
+  }
+
+  // The stream was refused: the session has ended, or too many tabs have one.
+  async function again() {
+    const answer = await fetch("/section/status").catch(() => null);
+    if (answer?.status === 401) location.assign("/login");
+    else follow();
   }
 
   document.addEventListener("submit", async (event) => {
@@ -154,5 +164,11 @@
   }
 
   local(document);
-  if (document.querySelector("[data-section]")) follow();
+  if (document.querySelector("[data-section]")) {
+    follow();
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) stream?.close();
+      else follow();
+    });
+  }
 })();
