@@ -84,7 +84,7 @@ class Page:
             "/images": self._view("images.html"),
             "/events": self._view("events.html"),
             "/container": self._view("container.html"),
-            "/section/{section}": self._section,
+            "/section/{names}": self._sections,
             "/changes": self._changes,
         }
         acting: dict[str, Callable[[Request, Session], Any]] = {"/confirm": self._confirm, "/log": self._log_of}
@@ -182,11 +182,12 @@ class Page:
 
         return answer
 
-    async def _section(self, request: Request, session: Session) -> Response:
-        name = request.path_params["section"]
-        if name not in list(Section):
+    async def _sections(self, request: Request, session: Session) -> Response:
+        """Answer with several sections of one page, by their names with commas between: those that have changed."""
+        names = dict.fromkeys(request.path_params["names"].split(","))
+        if not names.keys() <= set(Section):
             return PlainTextResponse("There is no such section.\n", 404)
-        html = self._renderer.section(Section(name), Query.of(request.query_params), session.role)
+        html = self._renderer.sections(list(map(Section, names)), Query.of(request.query_params), session.role)
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _file(self, request: Request) -> Response:
@@ -321,7 +322,7 @@ def _middleware(hosts: Collection[str]) -> list[Middleware]:
     return [
         Middleware(Headers),
         Middleware(OwnAddress, hosts=hosts),
-        Middleware(GZipMiddleware, minimum_size=1000),
+        Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -87,6 +87,11 @@ class Renderer:
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
         return found
+
+    def sections(self, names: Sequence[Section], query: Query, role: Role) -> str:
+        """Return sections as HTML, each in an element that names it."""
+        html = "<div data-section='{}'>{}</div>\n"
+        return "".join(html.format(one, self.section(one, query, role)) for one in names)
 
     def render(self, template: str, role: Role, **facts: Any) -> str:
         """Return a template as HTML."""

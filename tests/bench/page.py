@@ -146,6 +146,7 @@ def _bytes_of(context: BrowserContext, tab: Page) -> list[float]:
     received: list[float] = []
     session = context.new_cdp_session(tab)
     session.send("Network.enable")
+    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
     session.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
     return received
 

@@ -44,7 +44,7 @@ def test_wake_is_watched_live(source: Scripted, page_server: Served, context: Br
     )
     expect(operations).to_contain_text("succeeded")
     expect(line.locator(".phase").first).to_have_text("running")
-    expect(line).to_contain_text("0.50 s")  # the wake's own bar
+    expect(line).to_contain_text("500 ms")  # the wake's own bar
     expect(tab.locator("[data-section=gpus]")).to_contain_text("54.0 GiB of 80.0 GiB")
     expect(tab.locator("#gpu-GPU-0")).to_contain_text("default/qwen/server")
     expect(line.get_by_role("button", name="Sleep")).to_be_visible()

@@ -4,6 +4,7 @@
 (() => {
   const WAIT_MS = 1000;
   const shown = new Map();  // section -> version that is on the page
+  const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
   const said = document.getElementById("said");
   const dialog = document.getElementById("dialog");
 
@@ -17,7 +18,7 @@
   function local(root) {
     for (const time of root.querySelectorAll("time")) {
       const then = new Date(time.dateTime);
-      if (!Number.isNaN(then.valueOf())) time.textContent = then.toLocaleString();
+      if (!Number.isNaN(then.valueOf())) time.textContent = clock.format(then);
     }
   }
 
@@ -34,16 +35,12 @@
     else before.replaceWith(after);
   }
 
-  async function refresh(place) {
+  function show(place, html) {
     const open = [...place.querySelectorAll("details[open]")].map((one) => one.closest("[id]")?.id);
     const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-    const answer = await fetch(`/section/${place.dataset.section}?${place.dataset.query}`);
-    if (answer.status === 401) return location.assign("/login");
-    if (!answer.ok) throw new Error(`${answer.status}`);
-    const after = place.cloneNode(false);
-    after.innerHTML = await answer.text();  // of this page's own templates, which escape each value
+    const after = place.cloneNode(false), parent = place.parentNode;
+    after.append(...html.childNodes);
     local(after);
-    const parent = place.parentNode;
     update(place, after);
     const now = parent.querySelector("[data-section]");
     for (const id of open) if (id) document.getElementById(id)?.querySelector("details")?.setAttribute("open", "");
@@ -53,12 +50,22 @@
   }
 
   async function take(versions) {
-    for (const place of document.querySelectorAll("[data-section]")) {
+    const places = [...document.querySelectorAll("[data-section]")].filter((place) => {
       const name = place.dataset.section;
-      const version = `${versions[name]}`, before = shown.get(name) ?? place.dataset.version;
-      if (before === version) continue;
-      shown.set(name, version);
-      try { await refresh(place); } catch (error) { shown.set(name, before); throw error; }
+      return (shown.get(name) ?? place.dataset.version) !== `${versions[name]}`;
+    });
+    if (!places.length) return;
+    const names = places.map((place) => place.dataset.section);
+    const answer = await fetch(`/section/${names}?${places[0].dataset.query}`);
+    if (answer.status === 401) return location.assign("/login");
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    const all = document.createElement("template");
+    all.innerHTML = await answer.text();  // of this page's own templates, which escape each value
+    for (const html of all.content.children) {
+      const name = html.dataset.section;
+      show(document.querySelector(`main [data-section=${name}]`), html);
+      shown.set(name, `${versions[name]}`);
+      await new Promise((go) => setTimeout(go));  // input between two long sections has its turn
     }
   }
 

@@ -130,7 +130,7 @@ def routes(site: Site) -> list[tuple[str, str]]:
     found = []
     for route in site.page.app.routes:
         assert isinstance(route, Route)
-        path = route.path.replace("{section}", "containers").replace("{name}", "page.js")
+        path = route.path.replace("{names}", "containers").replace("{name}", "page.js")
         found += [(method, path) for method in sorted(route.methods or ()) if method != "HEAD"]
     return found
 
