@@ -16,6 +16,7 @@ from kybernate.proxy.embedded.handler import Handler
 from kybernate.proxy.embedded.tcp import TcpPort
 from kybernate.proxy.embedded.upstream import Inner, session
 from kybernate.proxy.engine import Engine
+from kybernate.proxy.ext_proc.server import ExtProcPort
 from kybernate.proxy.haproxy.plane import HaproxyPlane
 from kybernate.proxy.keys import read_keys
 from kybernate.proxy.metrics import AccessLog, Metrics, States
@@ -54,6 +55,8 @@ class Service:
     tcp_ports: list[int] = field(default_factory=list)
     port: int = 0
     admin_port: int = 0
+    ext_proc: ExtProcPort | None = None
+    ext_proc_port: int = 0
     plane: HaproxyPlane | None = None
     inner: Inner | None = None
     watching: list[asyncio.Task[None]] = field(default_factory=list)
@@ -75,6 +78,8 @@ class Service:
         for task in self.watching:
             task.cancel()
         await self.engine.close()
+        if self.ext_proc is not None:
+            await self.ext_proc.close(drain)
         await self.connections.shutdown(drain)
         for runner in self.runners:
             await runner.cleanup()
@@ -101,6 +106,8 @@ async def start(settings: Settings, source: Models, log: Log) -> Service:
     handler = Handler(settings, engine, client, callers, peer_keys, observers, log, inner)
     connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
     service = Service(engine, metrics, client, connections, plane=plane, inner=inner)
+    if settings.ext_proc:
+        service.ext_proc = ExtProcPort(settings, engine, callers, peer_keys, observers)
     try:
         await _listen(service, settings, log)
         if plane is not None:
@@ -128,6 +135,8 @@ async def _listen(service: Service, settings: Settings, log: Log) -> None:
             port = TcpPort(route, _model_of(settings, route.to), service.engine, log)
             service.tcp.append(port)
             service.tcp_ports.append(await port.start())
+        if service.ext_proc is not None:
+            service.ext_proc_port = await service.ext_proc.start(settings.ext_proc)
         if settings.admin is not None:
             service.admin_port = await _administer(service, settings.admin)
     except OSError as error:
