@@ -140,6 +140,8 @@ class Known:
             self._objects[Operation].pop(self._ended.popleft(), None)
         if object.verb not in WAKING or object.state != "succeeded" or not object.container:
             return False
+        if object.verb == "wake" and not object.steps:
+            return False  # it worked already
         self._wakes.setdefault(object.container, deque(maxlen=WAKES)).append(object.seconds)
         return True
 

@@ -62,9 +62,9 @@ class NodeSource:
             async with AsyncAgent(self._address) as agent:
                 match action:
                     case Action.WAKE:
-                        operation = await agent.resume(id, namespace=namespace)
+                        operation = await agent.wake(id, namespace=namespace)
                     case Action.SLEEP:
-                        operation = await agent.suspend(id, namespace=namespace)
+                        operation = await agent.sleep(id, namespace=namespace)
                     case Action.CHECKPOINT:
                         operation = await agent.checkpoint(id, namespace=namespace)
                     case Action.RESTORE:

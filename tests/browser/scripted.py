@@ -125,8 +125,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def small_node() -> list[Object]:
-    """Return a node with two GPUs, two seats, three containers, two images and two tiers."""
+def small_node(now: float = 0.0) -> list[Object]:
+    """Return a node with two GPUs, two seats, three containers, two images and two tiers. Times are before `now`."""
+    now = now or time.time()
     return [
         Gpu("GPU-0", 0, "NVIDIA H100", 80 * GIB, 30 * GIB, (Share("k8s.io/a", 28 * GIB),)),
         Gpu("GPU-1", 1, "NVIDIA H100", 80 * GIB, 0),
@@ -139,7 +140,7 @@ def small_node() -> list[Object]:
             "g00",
             (0,),
             "active",
-            1.0,
+            now - 60,
             "k8s.io/a",
             "default/llama/server",
             5,
@@ -152,7 +153,7 @@ def small_node() -> list[Object]:
             "g00",
             (0,),
             "suspended",
-            1.0,
+            now - 60,
             "k8s.io/b",
             "default/qwen/server",
             need=24 * GIB,
@@ -160,10 +161,8 @@ def small_node() -> list[Object]:
             reason="g00-s1 is busy, and has the higher priority",
             before=("g00-s1",),
         ),
-        Image("image-1", "llama-1", "default/llama/server", time.time() - 60, 32 * GIB, 24 * GIB, ("disk", "ram")),
-        Image(
-            "image-2", "qwen-1", "default/qwen/server", time.time() - 600, 25 * GIB, 24 * GIB, ("object",), pinned=True
-        ),
+        Image("image-1", "llama-1", "default/llama/server", now - 60, 32 * GIB, 24 * GIB, ("disk", "ram")),
+        Image("image-2", "qwen-1", "default/qwen/server", now - 600, 25 * GIB, 24 * GIB, ("object",), pinned=True),
         Tier("ram", "/dev/shm/kybernate", 64 * GIB, 32 * GIB, 32 * GIB, 1),
         Tier("disk", "/var/lib/kybernate", 0, 57 * GIB, 0, 2),
     ]

@@ -151,7 +151,9 @@ def test_agent_that_is_away_is_said_and_comes_back(
     tab = logged_in(context, page_server)
     source.say(Lost("no agent answers on unix:///run/kybernate/agent.sock"))
     expect(tab.get_by_role("alert")).to_contain_text("The agent does not answer")
-    expect(tab.locator("tr", has_text="default/llama/server")).to_be_visible()  # the last that is known
+    expect(
+        tab.locator("[data-section=containers] tr", has_text="default/llama/server")
+    ).to_be_visible()  # the last that is known
     source.say(Found("gpu-node"))
     expect(tab.locator("[data-section=status]")).to_contain_text("answers")
 
@@ -178,7 +180,7 @@ def test_two_tabs_and_a_reload_in_the_middle(source: Scripted, page_server: Serv
     source.say(Gone(SUSPENDED))
     one.reload()
     for tab in (one, other):
-        expect(tab.locator("tr", has_text="default/qwen/server")).to_have_count(0)
+        expect(tab.locator("[data-section=containers] tr", has_text="default/qwen/server")).to_have_count(0)
 
 
 def test_focus_stays_where_nothing_changed(source: Scripted, page_server: Served, context: BrowserContext) -> None:
@@ -260,10 +262,10 @@ def test_tab_that_is_hidden_follows_nothing(source: Scripted, page_server: Serve
     source.say(Put(Container("k8s.io/d", "default/new/server", state="running")))
     other = context.new_page()
     other.goto(page_server.url)
-    expect(other.locator("tr", has_text="default/new/server")).to_be_visible()
-    expect(tab.locator("tr", has_text="default/new/server")).to_have_count(0)
+    expect(other.locator("[data-section=containers] tr", has_text="default/new/server")).to_be_visible()
+    expect(tab.locator("[data-section=containers] tr", has_text="default/new/server")).to_have_count(0)
     tab.evaluate(hide, False)
-    expect(tab.locator("tr", has_text="default/new/server")).to_be_visible()
+    expect(tab.locator("[data-section=containers] tr", has_text="default/new/server")).to_be_visible()
 
 
 def test_many_tabs_are_usable(source: Scripted, page_server: Served, context: BrowserContext) -> None:

@@ -85,10 +85,10 @@ def test_container_is_suspended_and_woken_by_the_page(agent: NodeAgent, ours: Ct
         with gpu.computing(ours) as container, page(agent) as socket, session(socket) as client:
             key = f"{ours.namespace}/{container.id}"
             eventually(lambda: "running" in row(client, container.id))
-            assert ask(client, "sleep", key).startswith("200 suspend of ")
+            assert ask(client, "sleep", key).startswith("200 sleep of ")
             eventually(lambda: "suspended" in row(client, container.id))
             eventually(lambda: "It is suspended" in client.get("/container", params={"container": key}).text)
-            assert ask(client, "wake", key).startswith("200 resume of ")
+            assert ask(client, "wake", key).startswith("200 wake of ")
             eventually(lambda: re.search(r"running.* (ms|s)\b", row(client, container.id), re.DOTALL))
             eventually(lambda: client.get("/section/operations").text.count("succeeded") == 2 * SHOWN)
             eventually(lambda: "container.resumed" in client.get("/section/events").text)

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
-from kybernate.agent.access.limits import LimitReached, Places
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.container_log import Line, LogFile
 from kybernate.node.failure import Missing, Refused
@@ -23,7 +22,7 @@ class Logs:
 
     def __init__(self, path_of: Callable[[str, str], Awaitable[str]], is_there: Callable[[str, str], bool]) -> None:
         self._path_of, self._is_there = path_of, is_there
-        self._places = Places()
+        self._reading = 0
 
     async def read(self, container: wire.Container, count: int, *, follow: bool) -> AsyncGenerator[wire.LogLines, None]:
         """Yield the last lines of a container's output, then those that follow. Raises Missing and Refused."""
@@ -34,14 +33,16 @@ class Logs:
                 f"the output of {container.title} is in no file",
                 advice="what started it has it: the terminal of `ctr run`, or a program that containerd passes it to",
             )
+        if self._reading >= FOLLOWED:
+            raise Refused(f"{FOLLOWED} logs are being read already", advice="try again later")
+        self._reading += 1
         try:
-            with self._places.one("log", FOLLOWED):
-                lines = _lines(LogFile(Path(path)), count, lambda: follow and self._is_there(namespace, id))
-                async with aclosing(lines) as all:
-                    async for some in all:
-                        yield some
-        except LimitReached as error:
-            raise Refused(f"{FOLLOWED} logs are being read already", advice="try again later") from error
+            lines = _lines(LogFile(Path(path)), count, lambda: follow and self._is_there(namespace, id))
+            async with aclosing(lines) as all:
+                async for some in all:
+                    yield some
+        finally:
+            self._reading -= 1
 
 
 async def _lines(log: LogFile, count: int, goes_on: Callable[[], bool]) -> AsyncGenerator[wire.LogLines, None]:
