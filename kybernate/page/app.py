@@ -93,7 +93,7 @@ class Page:
             *(Route(path, self._for(Role.VIEWER, answer)) for path, answer in looking.items()),
             *(Route(path, self._for(Role.OPERATOR, answer)) for path, answer in acting.items()),
             *(Route(path, self._for(Role.OPERATOR, answer), methods=["POST"]) for path, answer in posting.items()),
-            Route("/playground", self._for(Role.OPERATOR, self._view("playground.html"))),
+            Route("/playground", self._for(Role.OPERATOR, self._playground)),
             Route("/login", self._login_form),
             Route("/login", self._login, methods=["POST"]),
             Route("/logout", self._for(Role.VIEWER, self._logout), methods=["POST"]),
@@ -181,6 +181,11 @@ class Page:
             )
 
         return answer
+
+    async def _playground(self, request: Request, session: Session) -> Response:
+        models = await self._chat.models() if self._chat is not None else []
+        proof = self._access.proof(session)
+        return self._html("playground.html", session.role, session=session, query=Query(), proof=proof, models=models)
 
     async def _sections(self, request: Request, session: Session) -> Response:
         """Answer with several sections of one page, by their names with commas between: those that have changed."""
