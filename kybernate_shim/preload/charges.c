@@ -108,7 +108,7 @@ static bool grow(void)
     return true;
 }
 
-/* Without room for an entry, what it is about is counted for ever. */
+/* Without room for an entry, what it is about is counted until the process ends. */
 static void add(struct known wanted)
 {
     if ((used + 1) * 4 <= room * 3 || grow())
