@@ -9,7 +9,7 @@
 /* What a charge is found by when its memory is given up. */
 enum charged { AT_ADDRESS = 1, BY_HANDLE, BY_ARRAY };
 
-/* An allocation that is under way; not `counted` where no limit is declared, or where the driver refuses it. */
+/* An allocation that has begun; not `counted` where no limit is declared, or where the driver refuses it. */
 struct charge {
     size_t size;
     CUdevice device;
