@@ -55,6 +55,11 @@ class InventoryStub:
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kybernate_dot_messages_dot_agent__pb2.Change.FromString,
                 _registered_method=True)
+        self.ReadLog = channel.unary_stream(
+                '/kybernate.node.v1.Inventory/ReadLog',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.LogLines.FromString,
+                _registered_method=True)
 
 
 class InventoryServicer:
@@ -88,6 +93,14 @@ class InventoryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLog(self, request, context):
+        """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+        role of an operator: what a program writes is its owner's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InventoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +123,11 @@ def add_InventoryServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kybernate_dot_messages_dot_agent__pb2.WatchRequest.FromString,
                     response_serializer=kybernate_dot_messages_dot_agent__pb2.Change.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.LogLines.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -231,6 +249,33 @@ class Inventory:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kybernate.node.v1.Inventory/ReadLog',
+            kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.LogLines.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class OperationsStub:
     """What changes containers. A call answers as soon as the operation is in the journal. Needs the role of an operator.
@@ -335,16 +380,15 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
-        One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a proxy,
-        as Sleep.
+        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
+        Also for the role of a proxy, as Sleep.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Have a container use no GPU: suspend it, or leave it where it is suspended or parked.
+        """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -761,11 +805,6 @@ class ActivityStub:
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.SerializeToString,
                 response_deserializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.FromString,
                 _registered_method=True)
-        self.ShareConcurrency = channel.stream_stream(
-                '/kybernate.node.v1.Activity/ShareConcurrency',
-                request_serializer=kybernate_dot_messages_dot_agent__pb2.ShareRequest.SerializeToString,
-                response_deserializer=kybernate_dot_messages_dot_agent__pb2.Share.FromString,
-                _registered_method=True)
 
 
 class ActivityServicer:
@@ -780,15 +819,6 @@ class ActivityServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ShareConcurrency(self, request_iterator, context):
-        """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
-        answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
-        and says so by its next message. A share that is not asked for again ends by itself.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ActivityServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -796,11 +826,6 @@ def add_ActivityServicer_to_server(servicer, server):
                     servicer.ReportActivity,
                     request_deserializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.FromString,
                     response_serializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.SerializeToString,
-            ),
-            'ShareConcurrency': grpc.stream_stream_rpc_method_handler(
-                    servicer.ShareConcurrency,
-                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ShareRequest.FromString,
-                    response_serializer=kybernate_dot_messages_dot_agent__pb2.Share.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -831,33 +856,6 @@ class Activity:
             '/kybernate.node.v1.Activity/ReportActivity',
             kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.SerializeToString,
             kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ShareConcurrency(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/kybernate.node.v1.Activity/ShareConcurrency',
-            kybernate_dot_messages_dot_agent__pb2.ShareRequest.SerializeToString,
-            kybernate_dot_messages_dot_agent__pb2.Share.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,7 @@ class FakeAgent(
         self.node = wire.Node(name="node-1")
         self.use = wire.ReportActivityResponse(containers=1)
         self.changes: list[wire.Change] = []
+        self.log: list[wire.LogLine] = []  # of each container
         self.watch_ends = False  # as if the client's time were over once all changes are sent
         self.watched: list[float] = []  # how many seconds a client had left then
         self.failure: tuple[grpc.StatusCode, wire.Error] | None = None  # of every call
@@ -205,6 +206,10 @@ class FakeAgent(
         for request in requests:
             self._answer(request, context)
             yield wire.Share(container=request.container, granted=request.limit, holders=1)
+
+    def ReadLog(self, request: Any, context: Any) -> Iterator[wire.LogLines]:  # noqa: N802
+        self._answer(request, context)
+        yield wire.LogLines(lines=self.log[-request.lines :] if request.lines else ())
 
     def ListImages(self, request: Any, context: Any) -> wire.ListImagesResponse:  # noqa: N802
         self._answer(request, context)
