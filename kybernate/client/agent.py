@@ -158,7 +158,7 @@ class Agent(Verbs[Operation]):
         """Report as `report_activity`, as one of several programs; return what all of them and the GPUs show."""
         return self._call(queries.report_activity(container, "", namespace, in_flight, lasts, reporter))
 
-    def share_concurrency(self, requests: Iterator[wire.ShareRequest]) -> Iterator[wire.Share]:
+    def share_concurrency(self, requests: Iterator[wire.ConcurrencyRequest]) -> Iterator[wire.ConcurrencyShare]:
         """Share what containers may have in flight: send requests, yield answers and changes, until the call ends."""
         call = self._channel.stream_stream(*queries.SHARING)
         stream = call(requests)

@@ -145,7 +145,9 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
         """Report as `report_activity`, as one of several programs; return what all of them and the GPUs show."""
         return await self._call(queries.report_activity(container, "", namespace, in_flight, lasts, reporter))
 
-    async def share_concurrency(self, requests: AsyncIterator[wire.ShareRequest]) -> AsyncIterator[wire.Share]:
+    async def share_concurrency(
+        self, requests: AsyncIterator[wire.ConcurrencyRequest]
+    ) -> AsyncIterator[wire.ConcurrencyShare]:
         """Share what containers may have in flight: send requests, yield answers and changes, until the call ends."""
         call = self._channel.stream_stream(*queries.SHARING)
         stream = call(requests)

@@ -71,8 +71,8 @@ def report_activity(
 
 SHARING: Final = (
     f"{SERVICE}Activity/ShareConcurrency",
-    wire.ShareRequest.SerializeToString,
-    wire.Share.FromString,
+    wire.ConcurrencyRequest.SerializeToString,
+    wire.ConcurrencyShare.FromString,
 )
 
 

@@ -488,7 +488,7 @@ class ReportActivityResponse(_message.Message):
     mark: int
     def __init__(self, containers: _Optional[int] = ..., in_flight: _Optional[int] = ..., mark: _Optional[int] = ...) -> None: ...
 
-class ShareRequest(_message.Message):
+class ConcurrencyRequest(_message.Message):
     __slots__ = ("container", "namespace", "holder", "limit", "wanted", "held", "lasts", "seen")
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -508,7 +508,7 @@ class ShareRequest(_message.Message):
     seen: int
     def __init__(self, container: _Optional[str] = ..., namespace: _Optional[str] = ..., holder: _Optional[str] = ..., limit: _Optional[int] = ..., wanted: _Optional[int] = ..., held: _Optional[int] = ..., lasts: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seen: _Optional[int] = ...) -> None: ...
 
-class Share(_message.Message):
+class ConcurrencyShare(_message.Message):
     __slots__ = ("container", "namespace", "granted", "holders", "number")
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]

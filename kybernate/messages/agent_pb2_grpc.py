@@ -380,8 +380,9 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
-        Also for the role of a proxy, as Sleep.
+        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is
+        active. One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a
+        proxy, as Sleep.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -805,6 +806,11 @@ class ActivityStub:
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.SerializeToString,
                 response_deserializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.FromString,
                 _registered_method=True)
+        self.ShareConcurrency = channel.stream_stream(
+                '/kybernate.node.v1.Activity/ShareConcurrency',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.ConcurrencyRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.ConcurrencyShare.FromString,
+                _registered_method=True)
 
 
 class ActivityServicer:
@@ -819,6 +825,15 @@ class ActivityServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShareConcurrency(self, request_iterator, context):
+        """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
+        answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
+        and says so by its next message. A share that is not asked for again ends by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ActivityServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -826,6 +841,11 @@ def add_ActivityServicer_to_server(servicer, server):
                     servicer.ReportActivity,
                     request_deserializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.FromString,
                     response_serializer=kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.SerializeToString,
+            ),
+            'ShareConcurrency': grpc.stream_stream_rpc_method_handler(
+                    servicer.ShareConcurrency,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ConcurrencyRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.ConcurrencyShare.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -856,6 +876,33 @@ class Activity:
             '/kybernate.node.v1.Activity/ReportActivity',
             kybernate_dot_messages_dot_agent__pb2.ReportActivityRequest.SerializeToString,
             kybernate_dot_messages_dot_agent__pb2.ReportActivityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareConcurrency(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kybernate.node.v1.Activity/ShareConcurrency',
+            kybernate_dot_messages_dot_agent__pb2.ConcurrencyRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.ConcurrencyShare.FromString,
             options,
             channel_credentials,
             insecure,

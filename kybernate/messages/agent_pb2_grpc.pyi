@@ -130,8 +130,9 @@ class OperationsStub:
     Swap: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _grpc.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]
-    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
-    Also for the role of a proxy, as Sleep.
+    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is
+    active. One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a
+    proxy, as Sleep.
     """
     Sleep: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]
     """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
@@ -156,8 +157,9 @@ class OperationsAsyncStub(OperationsStub):
     Swap: _aio.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _aio.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]  # type: ignore[assignment]
-    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
-    Also for the role of a proxy, as Sleep.
+    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is
+    active. One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a
+    proxy, as Sleep.
     """
     Sleep: _aio.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
@@ -215,8 +217,9 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.WakeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
-        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
-        Also for the role of a proxy, as Sleep.
+        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is
+        active. One that is gone is restored from the image whose label kybernate.io/wake has its id. Also for the role of a
+        proxy, as Sleep.
         """
 
     @_abc_1.abstractmethod
@@ -272,6 +275,11 @@ class ActivityStub:
     """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
     repeated ends by itself.
     """
+    ShareConcurrency: _grpc.StreamStreamMultiCallable[_agent_pb2.ConcurrencyRequest, _agent_pb2.ConcurrencyShare]
+    """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
+    answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
+    and says so by its next message. A share that is not asked for again ends by itself.
+    """
 
 @_typing.type_check_only
 class ActivityAsyncStub(ActivityStub):
@@ -281,6 +289,11 @@ class ActivityAsyncStub(ActivityStub):
     ReportActivity: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReportActivityRequest, _agent_pb2.ReportActivityResponse]  # type: ignore[assignment]
     """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
     repeated ends by itself.
+    """
+    ShareConcurrency: _aio.StreamStreamMultiCallable[_agent_pb2.ConcurrencyRequest, _agent_pb2.ConcurrencyShare]  # type: ignore[assignment]
+    """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
+    answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
+    and says so by its next message. A share that is not asked for again ends by itself.
     """
 
 class ActivityServicer(metaclass=_abc_1.ABCMeta):
@@ -294,6 +307,17 @@ class ActivityServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.ReportActivityResponse, _abc.Awaitable[_agent_pb2.ReportActivityResponse]]:
         """Report requests that a container answers at present. Reports of one client replace each other, and one that is not
         repeated ends by itself.
+        """
+
+    @_abc_1.abstractmethod
+    def ShareConcurrency(
+        self,
+        request_iterator: _MaybeAsyncIterator[_agent_pb2.ConcurrencyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.ConcurrencyShare], _abc.AsyncIterator[_agent_pb2.ConcurrencyShare]]:
+        """Share what a container may have in flight among proxies. Each message of a client is about one container, and is
+        answered; the client gets a further answer whenever its share changes. It keeps to a share as soon as it has read it,
+        and says so by its next message. A share that is not asked for again ends by itself.
         """
 
 def add_ActivityServicer_to_server(servicer: ActivityServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -116,7 +116,7 @@ class AgentModels:
         mark, self._marks[model.name] = self._marks.get(model.name, use.mark), use.mark
         return use.in_flight > in_flight or use.mark != mark
 
-    def share(self, requests: AsyncIterator[wire.ShareRequest]) -> AsyncIterator[wire.Share]:
+    def share(self, requests: AsyncIterator[wire.ConcurrencyRequest]) -> AsyncIterator[wire.ConcurrencyShare]:
         """See `Sharing`."""
         return self._agent.share_concurrency(requests)
 

@@ -27,7 +27,7 @@ ASKING: Final = frozenset({Phase.AWAKE, Phase.DRAINING})
 class Sharing(Protocol):
     """The agent's side."""
 
-    def share(self, requests: AsyncIterator[wire.ShareRequest]) -> AsyncIterator[wire.Share]:
+    def share(self, requests: AsyncIterator[wire.ConcurrencyRequest]) -> AsyncIterator[wire.ConcurrencyShare]:
         """Send requests and yield answers, until the connection ends. Raises Failure."""
         ...
 
@@ -104,7 +104,7 @@ class Shares:
             self._due.add(name)
             self._changed.set()
 
-    async def _requests(self) -> AsyncIterator[wire.ShareRequest]:
+    async def _requests(self) -> AsyncIterator[wire.ConcurrencyRequest]:
         """Yield what to say on one connection: first all that is kept, then changes and renewals."""
         loop = asyncio.get_running_loop()
         renew = loop.time()
@@ -123,17 +123,17 @@ class Shares:
                 yield self._request(name)
             await asyncio.sleep(APART_SECONDS)
 
-    def _request(self, name: str) -> wire.ShareRequest:
+    def _request(self, name: str) -> wire.ConcurrencyRequest:
         held, known = self._engine.held[name], self._known[name]
         known.wanted, known.held = asked(held, known)
-        request = wire.ShareRequest(
+        request = wire.ConcurrencyRequest(
             container=held.model.container, namespace=held.model.namespace, holder=self._name,
             limit=held.model.concurrency, wanted=known.wanted, held=known.held, seen=known.seen,
         )  # fmt: skip
         request.lasts.FromNanoseconds(round(LASTS_SECONDS * 1e9))
         return request
 
-    def _take(self, share: wire.Share) -> None:
+    def _take(self, share: wire.ConcurrencyShare) -> None:
         name = self._names.get((share.container, share.namespace), "")
         if (known := self._known.get(name)) is None:
             return

@@ -202,10 +202,10 @@ class FakeAgent(
             containers=1, in_flight=self.use.in_flight + request.in_flight, mark=self.use.mark
         )
 
-    def ShareConcurrency(self, requests: Iterator[Any], context: Any) -> Iterator[wire.Share]:  # noqa: N802
+    def ShareConcurrency(self, requests: Iterator[Any], context: Any) -> Iterator[wire.ConcurrencyShare]:  # noqa: N802
         for request in requests:
             self._answer(request, context)
-            yield wire.Share(container=request.container, granted=request.limit, holders=1)
+            yield wire.ConcurrencyShare(container=request.container, granted=request.limit, holders=1)
 
     def ReadLog(self, request: Any, context: Any) -> Iterator[wire.LogLines]:  # noqa: N802
         self._answer(request, context)

@@ -16,7 +16,7 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import ActivityServicer
 from kybernate.node.failure import Exhausted, Failure, Invalid
 
-Answers = asyncio.Queue[wire.Share | None | Failure]
+Answers = asyncio.Queue[wire.ConcurrencyShare | None | Failure]
 
 
 def name_of(given: str) -> str:
@@ -51,10 +51,10 @@ class Activity(ActivityServicer):
         return wire.ReportActivityResponse(containers=len(keys), in_flight=in_flight, mark=sum(marks))
 
     async def ShareConcurrency(
-        self, requests: AsyncIterator[wire.ShareRequest], context: Any
-    ) -> AsyncIterator[wire.Share]:
+        self, requests: AsyncIterator[wire.ConcurrencyRequest], context: Any
+    ) -> AsyncIterator[wire.ConcurrencyShare]:
         """Answer each request, and say each change that others cause, until the client ends the call."""
-        named: dict[str, wire.Share] = {}  # by subject and holder: what the client calls it
+        named: dict[str, wire.ConcurrencyShare] = {}  # by subject and holder: what the client calls it
         answers: Answers = asyncio.Queue()
 
         def changed(subject: str, holder: str, found: Holding) -> None:
@@ -82,13 +82,15 @@ class Activity(ActivityServicer):
             self._streams.discard(answers)
             taking.cancel()
 
-    def _asked(self, request: wire.ShareRequest, named: dict[str, wire.Share]) -> wire.Share:
+    def _asked(
+        self, request: wire.ConcurrencyRequest, named: dict[str, wire.ConcurrencyShare]
+    ) -> wire.ConcurrencyShare:
         seconds = request.lasts.ToTimedelta().total_seconds()
         if not request.container or not request.limit or seconds < 0:
             raise Invalid("a share is of a container, with a limit", state="nothing was granted")
         holder, subject = name_of(request.holder), self._subject(request)
         known = named.setdefault(
-            f"{holder} {subject}", wire.Share(container=request.container, namespace=request.namespace)
+            f"{holder} {subject}", wire.ConcurrencyShare(container=request.container, namespace=request.namespace)
         )
         if len(named) > MOST_CONTAINERS:
             raise Exhausted("one connection has too many shares", state="nothing was granted")
@@ -98,7 +100,7 @@ class Activity(ActivityServicer):
         )  # fmt: skip
         return _share(known, found, self._shares.holders(subject))
 
-    def _subject(self, request: wire.ShareRequest) -> str:
+    def _subject(self, request: wire.ConcurrencyRequest) -> str:
         """Return the container that a share is of; one that is not there has the name that it was given."""
         try:
             found = self._inventory.find(request.container, request.namespace)
@@ -130,8 +132,8 @@ class Activity(ActivityServicer):
         raise Invalid("neither container nor workload is given", state="nothing was noted")
 
 
-def _share(named: wire.Share, found: Holding, holders: int) -> wire.Share:
-    return wire.Share(
+def _share(named: wire.ConcurrencyShare, found: Holding, holders: int) -> wire.ConcurrencyShare:
+    return wire.ConcurrencyShare(
         container=named.container,
         namespace=named.namespace,
         granted=found.granted,

@@ -68,7 +68,7 @@ class OneAgent:
     def _find(name: str, namespace: str) -> Any:
         raise Missing(f"no container {name}")
 
-    async def share(self, requests: AsyncIterator[wire.ShareRequest]) -> AsyncIterator[wire.Share]:
+    async def share(self, requests: AsyncIterator[wire.ConcurrencyRequest]) -> AsyncIterator[wire.ConcurrencyShare]:
         CALLER.set(Caller(Role.PROXY, uid=0))
         async for share in self.service.ShareConcurrency(requests, None):
             yield share
