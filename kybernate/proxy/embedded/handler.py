@@ -72,6 +72,7 @@ class Handler:
                 answer = await self._answered(exchange)
             except Refused as refused:
                 answer = await exchange.refuse(refused.refusal)
+            exchange.status = exchange.status or answer.status
             if exchange.is_last:
                 answer.force_close()
             return answer
@@ -276,7 +277,7 @@ class Handler:
 
     def _words(self, exchange: Exchange, model: Model, place: int, began: float) -> bytes:
         seconds = asyncio.get_running_loop().time() - began
-        if model.progress == "comments" or not exchange.head.path.endswith("/chat/completions"):
-            return progress.comment(place, seconds)
         left = max(0.0, self._engine.usual_wake(model.name) - seconds)
+        if model.progress == "comments" or not exchange.head.path.endswith("/chat/completions"):
+            return progress.comment(place, seconds, left)
         return progress.chunk(model.name, exchange.id, int(time.time()), place, seconds, left)
