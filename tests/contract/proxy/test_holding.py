@@ -301,6 +301,21 @@ async def test_model_that_something_else_suspends_is_woken(standing_proxy: Stand
         assert stand.models.calls["wake qwen"] == 1
 
 
+async def test_model_that_sleeps_again_before_its_port_accepts_is_not_taken_for_awake(standing_proxy: Standing) -> None:
+    """A frozen program's port accepts, and its requests would wait without an end."""
+    async with standing_proxy() as stand:
+        port = stand.upstream.port
+        await stand.upstream.stop()
+        stand.models.change("qwen", Phase.AWAKE)
+        await stand.until(lambda: stand.held().phase == Phase.WAKING, "its port is waited for")
+        stand.models.change("qwen", Phase.ASLEEP)
+        await stand.until(lambda: stand.service.engine._meanwhile.get("qwen") == Phase.ASLEEP)
+        await stand.upstream.start(port)
+        await stand.until(lambda: stand.held().phase == Phase.ASLEEP, "it sleeps")
+        assert (await stand.chat()).status == 200
+        assert stand.models.calls["wake qwen"] == 1
+
+
 async def test_model_that_something_else_wakes_is_not_woken(standing_proxy: Standing) -> None:
     async with standing_proxy() as stand:
         stand.models.change("qwen", Phase.AWAKE)
