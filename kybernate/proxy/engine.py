@@ -173,7 +173,10 @@ class Engine:
     # -- what it does
 
     async def run(self) -> None:
-        """Follow the states of the models, without an end."""
+        """Follow the states of the models, without an end. Those without a container are awake from the beginning."""
+        for held in self.held.values():
+            if held.phase == Phase.AWAKE and self.gate is not None:
+                self._spawn(self._set_gate(held))
         while True:
             try:
                 async for name, phase in self._source.watch():

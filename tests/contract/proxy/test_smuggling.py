@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.proxy.haproxy.generated import ACTIVATOR
 from kybernate.proxy.holding import Phase
 from tests.contract.proxy.conftest import Standing
 from tests.contract.proxy.stand import Stand, standing
@@ -360,4 +361,4 @@ async def test_request_of_http2_hides_no_request_of_http1(tmp_path: Path, name: 
 
 async def passing(stand: Stand) -> None:
     """Wait until HAProxy passes the requests of the model, which is always awake, by itself."""
-    await stand.until(lambda: not stand.held("raw").closed)
+    await stand.until(lambda: stand.service.plane is not None and stand.service.plane._wanted["raw"] != ACTIVATOR)
