@@ -33,6 +33,42 @@ class Places:
 
 
 @dataclass
+class Weights:
+    """Counts calls and bytes of answers that are under way, by key and of all; only what is `counted` adds to those.
+
+    One answer of a key that has no other always passes: no answer is larger than gRPC's own limit.
+    """
+
+    calls: int
+    bytes: int
+    all_bytes: int
+    _calls: Counter[str] = field(default_factory=Counter)
+    _bytes: Counter[str] = field(default_factory=Counter)
+
+    def begin(self, key: str) -> None:
+        """Count a call. Raises LimitReached."""
+        if self._calls[key] >= self.calls:
+            raise LimitReached(f"{key} has {self.calls} calls at the same time already")
+        self._calls[key] += 1
+
+    def end(self, key: str, size: int) -> None:
+        """Forget a call, and the `size` that it has added."""
+        self._calls[key] -= 1
+        self.add(key, -size)
+        if not self._calls[key]:
+            del self._calls[key]
+
+    def add(self, key: str, size: int) -> None:
+        """Count bytes of an answer; less than 0 takes them off. Raises LimitReached."""
+        held = self._bytes[key]
+        if size > 0 and held and (held + size > self.bytes or self._bytes.total() + size > self.all_bytes):
+            raise LimitReached(f"answers of {held >> 20} MiB wait for {key} to read them")
+        self._bytes[key] += size
+        if not self._bytes[key]:
+            del self._bytes[key]
+
+
+@dataclass
 class Buckets:
     """A token bucket for each key: `limit` calls in `seconds`, evenly refilled; a bucket that is full is forgotten."""
 
