@@ -50,7 +50,7 @@ REMEDIES: Final[Mapping[int, str]] = MappingProxyType(
 CLOSE: Final = "close it before the checkpoint"
 
 
-class Kind:
+class SocketKind:
     """What a socket is: `family`, `type` and `protocol` as socket(2) has them.
 
     `unread` says that a socket of netlink(7) has messages, with which CRIU does not dump it.
@@ -82,7 +82,7 @@ def problem_of_socket(held: HeldFile) -> str:
     """Return what is wrong with a socket and what to do, "" where nothing is. Raises OSError where it is gone."""
     copy = pidfd_getfd(held.pid, int(held.what.removeprefix("descriptor ")))
     try:
-        kind = Kind(copy)
+        kind = SocketKind(copy)
     finally:
         os.close(copy)
     if kind.unread:

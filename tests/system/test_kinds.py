@@ -58,8 +58,8 @@ found(alive=all(os.waitpid(pid, os.WNOHANG) == (0, 0) for pid in (traced, schedu
 WORDS_OF_PRIVILEGED = (
     " is traced by python3[",
     " has the scheduling policy SCHED_DEADLINE, which CRIU cannot restore: let it use another one",
-    "open as its descriptor 9, of the network interface 'tun7', which no restore finds in the new container's network",
-    "has as its descriptor 10 a socket of netlink(7) with messages that were not read, which CRIU cannot dump",
+    "open as its descriptor 8, of the network interface 'tun7', which no restore finds in the new container's network",
+    "has as its descriptor 9 a socket of netlink(7) with messages that were not read, which CRIU cannot dump",
 )
 NETWORK = (
     CHILD

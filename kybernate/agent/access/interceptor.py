@@ -46,15 +46,14 @@ class AccessDenied(Failure):
 
 
 class TooManyCalls(Failure):
-    """A container has made more calls than it may in a minute."""
+    """A caller has made more calls than it may in a minute, or at the same time."""
 
     advice = "wait; the node's administrator sets `self_socket.calls_per_minute`"
 
 
-class TooMuchAtOnce(Failure):
-    """A caller has as many calls under way, or as many bytes of answers that it does not read, as it may."""
-
+def _too_much(error: LimitReached) -> TooManyCalls:
     advice = "read the answers, and make fewer calls at the same time"
+    return TooManyCalls(str(error), state="nothing was changed", advice=advice)
 
 
 def _weights() -> Weights:
@@ -120,13 +119,13 @@ class Access(grpc.aio.ServerInterceptor):
             try:
                 self.weights.add(key, size)
             except LimitReached as error:
-                raise TooMuchAtOnce(str(error), state="nothing was changed") from None
+                raise _too_much(error) from None
             sent += size
 
         try:
             self.weights.begin(key)
         except LimitReached as error:
-            raise TooMuchAtOnce(str(error), state="nothing was changed") from None
+            raise _too_much(error) from None
         context.add_done_callback(lambda context: self.weights.end(key, sent))
         answer.passes = passes
 

@@ -17,7 +17,7 @@ import pytest
 from kybernate.agent.access.audit import REFUSALS_PER_MINUTE, AuditLog
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.access.interceptor import Access
-from kybernate.agent.access.limits import Buckets
+from kybernate.agent.access.limits import Buckets, Weights
 from kybernate.agent.access.own_container import NoOwnContainer
 from kybernate.agent.service.errors import DETAILS, Translate
 from kybernate.agent.settings import SelfSocket, Settings
@@ -86,6 +86,14 @@ class Agent:
     time: list[float]
     settings: Settings
     channel: Any = None
+    access: Any = None
+
+    async def forgotten(self) -> None:
+        """Wait until no call and no answer is counted any more."""
+        weights = self.access.weights
+        async with asyncio.timeout(10):
+            while weights._calls or weights._bytes:  # noqa: ASYNC110  # gRPC forgets a call when it likes
+                await asyncio.sleep(0)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.audit.read_text().splitlines()] if self.audit.exists() else []
@@ -104,7 +112,7 @@ async def running(place: Path, who: Caller | None, settings: Settings = Settings
     agent = Agent(Known(who), place / "audit.jsonl", Log(), [0.0], settings)
     buckets = Buckets(lambda: agent.time[0])
     audit = AuditLog(lambda: Config(audit_log=agent.audit), agent.log, buckets)
-    access = Access(agent.known, audit, lambda: agent.settings, buckets)  # type: ignore[arg-type]
+    access = agent.access = Access(agent.known, audit, lambda: agent.settings, buckets)  # type: ignore[arg-type]
     server = grpc.aio.server(interceptors=[Translate(agent.log), access])
     services.add_OperationsServicer_to_server(Operations(), server)
     services.add_SelfServicer_to_server(Own(), server)
@@ -283,5 +291,29 @@ def test_caller_that_is_gone_is_refused_and_noted(place: Path) -> None:
             assert await agent.refused(call) is grpc.StatusCode.PERMISSION_DENIED
             (line,) = agent.lines()
             assert (line["decision"], line["reason"]) == ("refused", "process 12 has left container c1")
+
+    asyncio.run(main())
+
+
+def test_reader_has_so_many_calls_and_bytes_at_the_same_time(place: Path) -> None:
+    async def main() -> None:
+        async with running(place, READER) as agent:
+            stub = services.OperationsStub(agent.channel)
+            agent.access.weights = Weights(calls=1, bytes=1 << 20, all_bytes=1 << 20)
+            agent.access.weights.begin(READER.key)
+            with pytest.raises(grpc.aio.AioRpcError, match="1 calls at the same time already") as error:
+                await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+            assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            agent.access.weights.end(READER.key, 0)
+            agent.access.weights.add(READER.key, 1 << 20)
+            with pytest.raises(grpc.aio.AioRpcError, match="answers of 1 MiB wait for uid 1000 to read them"):
+                await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+            agent.access.weights.add(READER.key, -1 << 20)
+            await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+            assert [one async for one in stub.WatchOperation(wire.GetOperationRequest(), timeout=10)]
+            await agent.forgotten()
+            agent.known.who = ROOT
+            agent.access.weights = Weights(calls=0, bytes=0, all_bytes=0)
+            await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
 
     asyncio.run(main())
