@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-
-class LimitReached(Exception):
-    """A caller has as many connections as it may."""
+from kybernate.node.failure import Exhausted, Refused
 
 
 @dataclass
@@ -20,9 +18,9 @@ class Places:
 
     @contextmanager
     def one(self, key: str, limit: int) -> Iterator[None]:
-        """Take a place while the block runs. Raises LimitReached."""
+        """Take a place while the block runs. Raises Refused."""
         if self._taken[key] >= limit:
-            raise LimitReached(f"{key} has {limit} connections already")
+            raise Refused(f"{key} has {limit} connections already")
         self._taken[key] += 1
         try:
             yield
@@ -46,9 +44,9 @@ class Weights:
     _bytes: Counter[str] = field(default_factory=Counter)
 
     def begin(self, key: str) -> None:
-        """Count a call. Raises LimitReached."""
+        """Count a call. Raises Exhausted."""
         if self._calls[key] >= self.calls:
-            raise LimitReached(f"{key} has {self.calls} calls at the same time already")
+            raise _exhausted(f"{key} has {self.calls} calls at the same time already")
         self._calls[key] += 1
 
     def end(self, key: str, size: int) -> None:
@@ -59,13 +57,18 @@ class Weights:
             del self._calls[key]
 
     def add(self, key: str, size: int) -> None:
-        """Count bytes of an answer; less than 0 takes them off. Raises LimitReached."""
+        """Count bytes of an answer; less than 0 takes them off. Raises Exhausted."""
         held = self._bytes[key]
         if size > 0 and held and (held + size > self.bytes or self._bytes.total() + size > self.all_bytes):
-            raise LimitReached(f"answers of {held >> 20} MiB wait for {key} to read them")
+            raise _exhausted(f"answers of {held >> 20} MiB wait for {key} to read them")
         self._bytes[key] += size
         if not self._bytes[key]:
             del self._bytes[key]
+
+
+def _exhausted(text: str) -> Exhausted:
+    advice = "read the answers, and make fewer calls at the same time"
+    return Exhausted(text, state="nothing was changed", advice=advice)
 
 
 @dataclass

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.access.limits import Buckets, LimitReached, Places, Weights
+from kybernate.agent.access.limits import Buckets, Places, Weights
+from kybernate.node.failure import Exhausted, Refused
 
 
 @given(st.integers(1, 20), st.lists(st.floats(0, 30), max_size=60))
@@ -40,7 +41,7 @@ def test_keys_have_buckets_of_their_own_and_are_forgotten() -> None:
 def test_place_is_free_again_after_its_block() -> None:
     places = Places()
     with places.one("a", 1):
-        with pytest.raises(LimitReached, match="a has 1"), places.one("a", 1):
+        with pytest.raises(Refused, match="a has 1"), places.one("a", 1):
             pass
         with places.one("b", 1):
             pass
@@ -54,10 +55,10 @@ def test_place_is_free_again_after_its_block() -> None:
 def test_answers_that_are_not_read_are_limited_by_caller_and_for_all() -> None:
     weights = Weights(calls=2, bytes=100, all_bytes=150)
     weights.add("one", 90)
-    with pytest.raises(LimitReached, match="answers of 0 MiB wait for one"):
+    with pytest.raises(Exhausted, match="answers of 0 MiB wait for one"):
         weights.add("one", 11)
     weights.add("other", 500)  # a single answer always passes
-    with pytest.raises(LimitReached):
+    with pytest.raises(Exhausted):
         weights.add("one", 1)
     weights.add("other", -500)
     weights.add("one", 10)
@@ -69,7 +70,7 @@ def test_calls_at_the_same_time_are_limited_by_caller() -> None:
     weights.begin("one")
     weights.begin("one")
     weights.begin("other")
-    with pytest.raises(LimitReached, match="one has 2 calls at the same time already"):
+    with pytest.raises(Exhausted, match="one has 2 calls at the same time already"):
         weights.begin("one")
     weights.add("one", 100)
     weights.end("one", 100)
