@@ -32,7 +32,7 @@ class Places:
 
 @dataclass
 class Weights:
-    """Counts calls and bytes of answers that are under way, by key and of all; only what is `counted` adds to those.
+    """Counts calls, and bytes of answers that are not sent yet, by key, and the bytes of all together.
 
     One answer of a key that has no other always passes: no answer is larger than gRPC's own limit.
     """
