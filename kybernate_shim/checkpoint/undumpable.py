@@ -33,7 +33,7 @@ from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.process import is_nodes_own, state_of, title_of
-from kybernate_shim.linux.statx import status_of
+from kybernate_shim.linux.statx import status_at, status_of
 
 SHOWN: Final = 5
 MOST_SECONDS: Final = 10.0  # for the epoll sets of a container, each of which may watch what each process may have open
@@ -136,12 +136,11 @@ def _waiting_messages(pids: Sequence[int]) -> Iterator[str]:
             for mount in read_mountinfo(pid):
                 if mount.type != QUEUES:
                     continue
-                with root_of(pid) as top:
-                    directory = os.open(str(mount.path).lstrip("/"), os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
-                try:
+                with root_of(pid, str(mount.path)) as directory:
+                    found = status_at(directory).st_dev
+                    if f"{os.major(found)}:{os.minor(found)}" != mount.device:
+                        continue  # something else is mounted over it
                     names = sorted(os.listdir(directory))  # noqa: PTH208  # by its descriptor
-                finally:
-                    os.close(directory)
                 if names:
                     shown = ", ".join(f"{name!a}" for name in names[:SHOWN])
                     yield (

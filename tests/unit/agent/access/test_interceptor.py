@@ -18,6 +18,7 @@ from kybernate.agent.access.audit import REFUSALS_PER_MINUTE, AuditLog
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.access.interceptor import Access
 from kybernate.agent.access.limits import Buckets, Weights
+from kybernate.agent.access.roles import RULES
 from kybernate.agent.service.errors import DETAILS, Translate
 from kybernate.agent.settings import SelfSocket, Settings
 from kybernate.messages import agent_pb2 as wire
@@ -42,7 +43,7 @@ class Operations(services.OperationsServicer):
         return wire.Operation(id="op1", requester=str(CALLER.get()), container="c1", namespace="k8s.io")
 
     async def GetOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return wire.Operation(requester=str(CALLER.get()))
+        return wire.Operation(requester=str(CALLER.get()), id="x" * (3 << 20 if request.id == "large" else 0))
 
     async def WatchOperation(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         for number in range(3):
@@ -315,5 +316,49 @@ def test_reader_has_so_many_calls_and_bytes_at_the_same_time(place: Path) -> Non
             agent.known.who = ROOT
             agent.access.weights = Weights(calls=0, bytes=0, all_bytes=0)
             await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+
+    asyncio.run(main())
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def silent_call(stream: int, method: str, request: bytes) -> bytes:
+    """Return the frames of a call of gRPC, its headers without compression."""
+    headers = {
+        ":method": "POST", ":scheme": "http", ":path": f"/kybernate.node.v1.Operations/{method}",
+        ":authority": "localhost", "te": "trailers", "content-type": "application/grpc",
+    }  # fmt: skip
+    block = b"".join(
+        bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode() for name, value in headers.items()
+    )
+    body = bytes((0,)) + len(request).to_bytes(4, "big") + request
+    return frame(1, 4, stream, block) + frame(0, 1, stream, body)
+
+
+def test_answers_that_a_client_does_not_read_are_counted_until_it_is_gone(place: Path) -> None:
+    async def main() -> None:
+        async with running(place, READER) as agent:
+            agent.access.weights = Weights(calls=20, bytes=10 << 20, all_bytes=10 << 20)
+            method = next(name for name in RULES if name.endswith("/GetOperation"))
+            assert method.startswith("/kybernate.node.v1.Operations/")
+            reader, writer = await asyncio.open_unix_connection(f"{place}/s")
+            no_window = frame(4, 0, 0, (4).to_bytes(2, "big") + bytes(4))
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + no_window)
+            request = wire.GetOperationRequest(id="large").SerializeToString()
+            for number in range(8):
+                writer.write(silent_call(2 * number + 1, "GetOperation", request))
+            await writer.drain()
+            async with asyncio.timeout(10):
+                while agent.access.weights._bytes[READER.key] < 8 << 20:
+                    await reader.read(1 << 16)  # frames of the connection, and of refused calls
+            assert agent.access.weights._bytes[READER.key] <= 10 << 20
+            large = wire.GetOperationRequest(id="large")
+            with pytest.raises(grpc.aio.AioRpcError, match="to read them"):
+                await services.OperationsStub(agent.channel).GetOperation(large, timeout=10)
+            writer.close()
+            await agent.forgotten()
 
     asyncio.run(main())
