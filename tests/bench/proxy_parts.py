@@ -20,6 +20,7 @@ import uvloop
 
 from kybernate.proxy import service
 from kybernate.proxy.holding import Phase
+from kybernate.proxy.program import spare_collector
 from kybernate.proxy.settings import parse
 from kybernate_shim.logs import Log
 from tests.contract.proxy.stand import FakeModels, free_port
@@ -102,6 +103,7 @@ async def proxy(plane: str, port: str, concurrency: str = "0") -> None:
     loop.add_reader(0, wake)
     say(port=own, pid=running.plane.child.pid if running.plane is not None else os.getpid())
     await running.engine.seen.wait()
+    spare_collector()
     await asyncio.Event().wait()  # until it is killed
 
 
