@@ -197,8 +197,12 @@ class Page:
         names = dict.fromkeys(request.path_params["names"].split(","))
         if not names.keys() <= set(Section):
             return PlainTextResponse("There is no such section.\n", 404)
-        html = self._renderer.sections(list(map(Section, names)), Query.of(request.query_params), session.role)
-        return HTMLResponse(html, headers={"cache-control": "no-store"})
+        wanted, query = tuple(map(Section, names)), Query.of(request.query_params)
+        headers = {"cache-control": "no-store", "vary": "Accept-Encoding"}
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return HTMLResponse(self._renderer.sections(wanted, query, session.role), headers=headers)
+        packed = self._renderer.packed(wanted, query, session.role)
+        return HTMLResponse(packed, headers=headers | {"content-encoding": "gzip"})
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
