@@ -18,6 +18,8 @@ PREFIX: Final = "kybernate"  # what begins all of them, and what is meant to
 DOMAIN: Final = "kybernate.io/"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 CHECKPOINT: Final = "kybernate.io/checkpoint"
+SEAT: Final = "kybernate.io/seat"
+KUBELETS_SEAT: Final = "kyb.ai/seat"  # by the device plugin: no author of a pod can set it
 CLOSE: Final = 0.75  # of 1: how similar a key is to the one that was meant
 MOST_SHOWN: Final = 100  # characters of what a tenant has written
 
@@ -62,6 +64,13 @@ KNOWN: Final[Mapping[str, Annotation]] = {
     "kybernate.io/operation": _ANY,
     "kybernate.io/criu-config": _ANY,
     "kybernate.io/workload": _ANY,
+    SEAT: _matching("the name of a profile of seats", r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?"),
+    "kybernate.io/vram": _matching('bytes on each GPU, such as "24Gi"', r"\d{1,15}([KMGT]i?)?"),
+    "kybernate.io/priority": _matching("a whole number", r"-?\d{1,9}"),
+    "kybernate.io/kind": _matching("a word that windows prefer", r"[A-Za-z0-9][\w.-]{0,62}"),
+    "kybernate.io/stands-by-for": _ANY,
+    "kybernate.io/wake-on-use": _SWITCH,
+    "kybernate.io/wake": _ANY,
 }
 
 

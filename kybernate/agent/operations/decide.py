@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kybernate.agent.operations.errors import DeadlinePassed, GivenUp
 from kybernate.verbs.errors import fault_of
-from kybernate.verbs.model import GPU, Cause, Fault, Limits, Observation, Operation, Result, Seen, State
+from kybernate.verbs.model import GPU, SEAT, Cause, Fault, Limits, Observation, Operation, Result, Seen, State
 
 MOST_ATTEMPTS = 3
 LOOK_AGAIN_SECONDS = 2.0  # after a look that saw nothing, because what would answer is away
@@ -194,7 +194,7 @@ class _Claims:
         self._held.update(target.holds)
         self._shared.update(target.shares)
         self._load.update(target.copies)
-        self._running += 1
+        self._running += SEAT not in operation.labels
 
     def begins(self, operation: Operation) -> bool:
         """Take what the operation needs, and return whether it is free for it now.
@@ -207,7 +207,7 @@ class _Claims:
             self._shared.update(target.shares)
             return False
         room = all(self._load[name] < self._most(name) for name in target.copies)
-        room = room and self._running < self._limits.running
+        room = room and (self._running < self._limits.running or SEAT in operation.labels)
         self.take(operation)
         return room
 
