@@ -41,7 +41,7 @@ def why(container: ContainerName, namespace: Namespace = "", output: Output = Fo
         seat = agent.seat(container, namespace)
     if show_document(document_of(seat), output, seat.name):
         return
-    fields = {
+    fields: dict[str, object] = {
         "seat": f"{seat.name}, GPU {', '.join(map(str, seat.gpus))}",
         "container": seat.container_title or NONE,
         "status": f"{seat.status} for {_ago(moment(seat.since))}",
@@ -53,7 +53,7 @@ def why(container: ContainerName, namespace: Namespace = "", output: Output = Fo
     if seat.error:
         fields["last error"] = seat.error
         fields["tried again"] = f"in {seconds(max(0.0, moment(seat.retry_at) - time.time()))}"
-    show_fields(list(fields.items()))
+    show_fields(fields)
 
 
 def list_seats(format: Format, *, all: bool, watch: bool) -> None:

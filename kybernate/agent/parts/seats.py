@@ -151,8 +151,13 @@ class Seats(Part):
             free_ram=self._free_ram,
             label=self._label,
             priority=lambda one: agent.cluster.priority(one.pod_namespace, one.pod) if one.pod else None,
+            is_own=self._is_own,
             kubelets=kubelets,
         )
+
+    def _is_own(self, operation: str) -> bool:
+        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        return found is not None and SEAT in found.labels
 
     async def _follow(self, arbiter: Arbiter) -> None:
         """Let the arbiter have a turn whenever a container changes."""

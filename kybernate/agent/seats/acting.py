@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 REQUESTER: Final = "arbiter of seats"
 SECONDS: Final = 180.0  # of an operation; a driver that hangs in one of them keeps only its own seat's turn
+SWAP_SECONDS: Final = 60.0
 DEMOTE: Final = "demote"  # the verb that moves a suspended container's VRAM below host memory
 
 
@@ -49,8 +50,10 @@ class Acting:
 
     async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
         """Do both at the same time; one after the other for containers of different namespaces."""
+        if any(self._engine.holds(f"container {one[0]}/{one[1]}") for one in (out, key)):
+            return Outcome(False, "another operation on one of the two containers is under way")
         if out[0] == key[0]:
-            return await self._done(seat, Swap(out[1], key[1], key[0]))
+            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS)
         left = await self.suspend(seat, out)
         return await self.wake(seat, key) if left.succeeded else left
 
@@ -68,10 +71,10 @@ class Acting:
         except Failure as error:
             return Outcome(False, str(error))
 
-    async def _done(self, seat: str, verb: Verb) -> Outcome:
+    async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS) -> Outcome:
         try:
             begun = await self._engine.submit(
-                Submission(verb, requester=REQUESTER, seconds=SECONDS, labels={SEAT: seat})
+                Submission(verb, requester=REQUESTER, seconds=seconds, labels={SEAT: seat})
             )
             return _outcome(await self._last(begun.id))
         except Failure as error:

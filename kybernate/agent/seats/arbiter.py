@@ -98,6 +98,8 @@ class Arbiter:
             return "the agent reads the state of the node's seats"
         if seat is None:
             return f"all seats of profile {claim.profile} are taken" if claim.profile else f"no seat {claim.seat} here"
+        if seat.status == Status.WAKING and seat.partner and not self._around.is_own(taker.operation):
+            return f"it is being woken in the place of {seat.partner}"  # which has not left yet
         if seat.status in (Status.STARTING, Status.WAKING, Status.ACTIVE):
             return ""
         turn = self.turns.get(seat.name)
@@ -316,7 +318,7 @@ class Arbiter:
                 elif key is not None:
                     self._act(acts.wake(action.seat, key), action.seat)
             case Swap() if key is not None and action.out in self.keys:
-                self._say("seat.suspended", action.out, action.reason)
+                self._say("seat.suspended", action.out, f"{action.seat} takes its place, {action.reason}")
                 self._act(self._around.acts.swap(action.seat, self.keys[action.out], key), action.seat, action.out)
             case Suspend() if key is not None:
                 self._say("seat.suspended", action.seat, action.reason)

@@ -54,5 +54,6 @@ class Around:
     free_ram: Callable[[], int]
     label: Callable[[Key, str], Coroutine[Any, Any, None]]
     priority: Callable[[wire.Container], int | None]
+    is_own: Callable[[str], bool] = lambda operation: False  # an operation that the arbiter has begun
     kubelets: Callable[[], Iterable[str]] = tuple  # seats that kubelet has given out
     clock: Callable[[], float] = time.time

@@ -67,7 +67,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         held_bytes=held,
         busy=seen.busy,
         idle_since=now if seen.busy else known.idle_since,
-        overlaps=True,
+        overlaps=not seen.waits,  # what waits resumes it by itself
         stands_by_for=seen.stands_by_for,
         lost=container.gpu == "stuck",
     )

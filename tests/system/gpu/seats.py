@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,4 +76,5 @@ def seats_agent(place: Path, *, seats: int = 4, rules: str = RULES, more: str = 
         if agent.process is not None and agent.process.poll() is None:
             agent.stop()
         Path("/run/kybernate/seats-wait").unlink(missing_ok=True)
+        shutil.rmtree(SOCKET.with_name("agent.private"), ignore_errors=True)
         print(agent.log.read_text()[-8000:])
