@@ -32,6 +32,9 @@ class Group(TyperGroup):
         _format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _spelled(self, args))
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         self.format_section(ctx, formatter, "Commands", self.list_commands(ctx))
 
@@ -79,8 +82,11 @@ class Command(TyperCommand):
         _format_options(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        has_output = any("--output" in one.opts for one in self.params)
-        return super().parse_args(ctx, spelled(args) if has_output else args)
+        return super().parse_args(ctx, _spelled(self, args))
+
+
+def _spelled(command: Any, args: list[str]) -> list[str]:
+    return spelled(args) if any("--output" in one.opts for one in command.params) else args
 
 
 def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
@@ -169,6 +175,9 @@ def _commands(app: typer.Typer) -> Iterator[Any]:
     for group in app.registered_groups:
         group.cls = Group
         if group.typer_instance is not None:
+            of_group = group.typer_instance.registered_callback
+            if of_group is not None and of_group.callback is not None:
+                declare(of_group.callback)
             yield from _commands(group.typer_instance)
 
 
