@@ -27,6 +27,7 @@ profiles:
   - {{name: gpu-2x-seat, resource: {TWO}, groupSize: 2, seatsPerGroup: 3}}
 gpuTopology:
   groups: [{{name: G0, gpus: [0]}}, {{name: G01, gpus: [0, 1]}}]
+rules: {{minimumResidency: 0.2, slice: 1, yieldAfter: 0.1, idleAfter: 0, reserve: 8Mi, ramLow: 0, ramHigh: 0}}
 """
 
 
