@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate_shim.address import socket_path
-from tests.fakes.cuda import Gpus
+from tests.fakes.cuda import Gpus, bytes_held
+from tests.lab.node import Containerd
 from tests.system import gpu
+from tests.system.checkpoints import shim_of as daemon_of
 from tests.system.ctr import Ctr, eventually
 from tests.system.gpu.programs import Computing
 from tests.system.gpu.seats import SEATED, SeatsAgent, seats_agent
@@ -41,28 +38,20 @@ RULES = (
 
 @dataclass
 class Watched:
-    """Looks at the driver's accounts all the time, in a thread: how many hold memory of the GPU, at most."""
+    """Looks at the driver's accounts all the time, in a thread: when more than one hold memory of the GPU."""
 
     gpus: Gpus
-    most: list[str] = field(default_factory=list)
+    together: list[tuple[float, list[str]]] = field(default_factory=list)
     looks: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         while not self.ended.is_set():
-            held = [path.name for path in (self.gpus.directory / "held").iterdir() if self._bytes(path)]
+            held = [path.name for path in (self.gpus.directory / "held").iterdir() if bytes_held(path)[0]]
             self.looks += 1
-            if len(held) > len(self.most):
-                self.most = held
-            time.sleep(0.005)
-
-    def _bytes(self, path: Path) -> int:
-        from tests.fakes.cuda import _account
-
-        try:
-            return int(_account(path)[0])
-        except FileNotFoundError:
-            return 0
+            if len(held) > 1:
+                self.together.append((time.time(), held))
+            self.ended.wait(0.005)
 
 
 @pytest.fixture
@@ -71,7 +60,7 @@ def agent(gpus: Gpus) -> Iterator[SeatsAgent]:
         yield one
 
 
-def test_soak(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
+def test_soak(ctr: Ctr, gpus: Gpus, agent: SeatsAgent, containerd: Containerd) -> None:
     chance = random.Random(int(os.environ.get("KYBERNATE_SOAK_SEED", "1")))
     watched = Watched(gpus)
     watching = threading.Thread(target=watched.run, daemon=True)
@@ -87,8 +76,8 @@ def test_soak(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
         faults = [
             lambda: killed(agent),
             gpu.kill_helpers,
-            lambda: end_daemon(ctr, chance.choice(containers)),
-            end_containerd,
+            lambda: end_daemon(ctr, containers),
+            lambda: end_containerd(containerd),
         ]
         until, turn = time.monotonic() + SECONDS, 0
         fault_every = max(4.0, SECONDS / (2 * len(faults)))
@@ -104,8 +93,17 @@ def test_soak(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
             eventually(lambda one=one: woken(agent, one), seconds=60)  # type: ignore[misc]
             one.computes_on(seconds=40)
             assert one.steps()[0] > before[one.id]
-        assert len(watched.most) <= 1, f"{watched.most} held memory of the GPU together"
+        swaps = swapping(agent)
+        outside = [one for one in watched.together if not any(begin <= one[0] <= end for begin, end in swaps)]
+        assert outside == [], f"held memory of the GPU together; {len(swaps)} swaps"
+        assert not [one for one in watched.together if len(one[1]) > 2]
         print(f"{watched.looks} looks at the GPU, {turn} faults, {sum(one.steps()[0] for one in containers)} steps")
+
+
+def swapping(agent: SeatsAgent) -> list[tuple[float, float]]:
+    """Return when swaps ran, in which both sides are copied at the same time."""
+    found = agent.call("Operations", "ListOperations", wire.ListOperationsRequest(limit=10_000)).operations
+    return [(one.started.ToNanoseconds() / 1e9, one.ended.ToNanoseconds() / 1e9) for one in found if one.verb == "swap"]
 
 
 def wish(agent: SeatsAgent, chance: random.Random, containers: list[Computing]) -> None:
@@ -141,19 +139,13 @@ def killed(agent: SeatsAgent) -> None:
     agent.wait_ready(seconds=60)
 
 
-def end_daemon(ctr: Ctr, one: Computing) -> None:
-    """Kill the daemon of a container's shim; the node starts it again when it is needed."""
-    from tests.system.checkpoints import shim_of as daemon_of
-
+def end_daemon(ctr: Ctr, containers: list[Computing]) -> None:
+    """Kill the daemon of a container's shim, which ends the container: its seat is for others then."""
+    one = containers.pop()
     daemon_of(ctr, one.id).kill()
 
 
-def end_containerd() -> None:
-    """Kill containerd; the lab starts it again."""
-    found = [one for one in psutil.process_iter(["name"]) if one.info["name"] == "containerd"]
-    for process in found:
-        process.send_signal(signal.SIGKILL)
-    eventually(lambda: subprocess.run(["ctr", "version"], capture_output=True, check=False).returncode == 0, seconds=60)
-
-
-__all__ = ["socket_path"]
+def end_containerd(containerd: Containerd) -> None:
+    containerd.kill()
+    containerd.start()
+    containerd.wait_ready()
