@@ -18,6 +18,8 @@ PREFIX: Final = "kybernate"  # what begins all of them, and what is meant to
 DOMAIN: Final = "kybernate.io/"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 CHECKPOINT: Final = "kybernate.io/checkpoint"
+VRAM: Final = "kybernate.io/vram"
+WAKE_ON_USE: Final = "kybernate.io/wake-on-use"
 SEAT: Final = "kybernate.io/seat"
 KUBELETS_SEAT: Final = "kyb.ai/seat"  # by the device plugin: no author of a pod can set it
 CLOSE: Final = 0.75  # of 1: how similar a key is to the one that was meant
@@ -45,6 +47,17 @@ def _is_map(value: str) -> bool:
     return all(re.fullmatch(r"GPU-[^=]+=GPU-[^=]+", entry) for entry in re.split(r"[,\s]+", value) if entry)
 
 
+def bytes_of(value: str) -> int:
+    """Return a quantity of bytes as Kubernetes writes it, such as "24Gi" or "500M"; 0 is none, or no such quantity."""
+    found = re.fullmatch(r"(\d{1,15})([KMGT]i|[kMGT]?)", value, re.ASCII)
+    if found is None:
+        return 0
+    unit = found[2]
+    step = 1024 if unit.endswith("i") else 1000
+    power = "KMGT".index(unit[0].upper()) + 1 if unit else 0
+    return int(found[1]) * int(step**power)
+
+
 _ANY: Final = Annotation("a text", lambda value: True)
 _SWITCH: Final = _among("true", "false")
 KNOWN: Final[Mapping[str, Annotation]] = {
@@ -59,17 +72,17 @@ KNOWN: Final[Mapping[str, Annotation]] = {
     "kybernate.io/force": _SWITCH,
     "kybernate.io/arena": _SWITCH,
     "kybernate.io/nccl-safe": _SWITCH,
+    VRAM: Annotation('bytes on each GPU, such as "24Gi"', lambda value: bytes_of(value) > 0),
+    WAKE_ON_USE: _SWITCH,
     "kybernate.io/pause": _among("suspend"),
     "kybernate.io/gpu-map": Annotation("GPU-…=GPU-…, with commas between them", _is_map),
     "kybernate.io/operation": _ANY,
     "kybernate.io/criu-config": _ANY,
     "kybernate.io/workload": _ANY,
     SEAT: _matching("the name of a profile of seats", r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?"),
-    "kybernate.io/vram": _matching('bytes on each GPU, such as "24Gi"', r"\d{1,15}([KMGT]i?)?"),
     "kybernate.io/priority": _matching("a whole number", r"-?\d{1,9}"),
     "kybernate.io/kind": _matching("a word that windows prefer", r"[A-Za-z0-9][\w.-]{0,62}"),
     "kybernate.io/stands-by-for": _ANY,
-    "kybernate.io/wake-on-use": _SWITCH,
     "kybernate.io/wake": _ANY,
 }
 
