@@ -16,6 +16,7 @@ from kybernate.seats.model import Request, Seat, Status
 from kybernate.seats.outcomes import done
 
 LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
+CONTEXT = 1 << 30  # bytes: a CUDA context with its libraries takes some 600 MiB
 LEAVING, COMING = frozenset({"suspending"}), frozenset({"resuming", "restoring"})
 KEPT = frozenset({Status.SUSPENDED, Status.PARKED, Status.FAILED})  # what the shim knows as suspended
 AT_THE_GATE = frozenset({"start", "operation"})  # causes of requests that last as long as what waits does
@@ -64,6 +65,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         kind=claim.kind,
         priority=seen.priority,
         need_bytes=claim.vram or learned or known.need_bytes,
+        may_share=known.may_share and not overruns(claim, held),
         held_bytes=held,
         busy=seen.busy,
         idle_since=now if seen.busy else known.idle_since,
@@ -73,6 +75,11 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
     )
     status = status_of(seen, None if old is None else old.status, held, acting=acting)
     return _asking(_moved(found, status, now, first=old is None), seen, now)
+
+
+def overruns(claim: Claim, held: int) -> bool:
+    """Return whether a container holds more on a GPU than it has declared, beyond what a CUDA context takes."""
+    return bool(claim.vram) and held > claim.vram + CONTEXT
 
 
 def status_of(seen: Seen, before: Status | None, held: int, *, acting: bool) -> Status:
