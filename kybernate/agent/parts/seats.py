@@ -73,7 +73,7 @@ class Seats(Part):
             waits = self._configuration.waits_without_agent
         else:
             waits = False
-        shown = self._agent.settings().socket.with_name(SEATS_WAIT.name)  # beside the socket that shims ask
+        shown = self._agent.settings().socket.with_name(SEATS_WAIT.name)  # next to the socket that shims ask
         await asyncio.to_thread(show_policy, shown, waits)
 
     def work(self) -> Iterable[Work]:
