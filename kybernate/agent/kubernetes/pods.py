@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PODS: Final = "/api/v1/pods"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 REFUSED_PAUSE: Final = 300.0
-PROBED: Final = ("name", "livenessProbe", "startupProbe", "restartPolicy")
+PROBED: Final = ("name", "livenessProbe", "readinessProbe", "startupProbe", "restartPolicy")
 KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
 
 
@@ -34,6 +34,7 @@ class Pod:
     fields: tuple[tuple[str, str], ...] = ()
     running: frozenset[str] = frozenset()  # containers
     ending: bool = False
+    priority: int = 0  # of its class
 
     def subject(self, container: str = "") -> Subject:
         return Subject(self.namespace, self.name, self.uid, container)
@@ -79,6 +80,7 @@ def pod_of(document: Object) -> Pod | None:
         tuple((name, f"spec.{kind}{{{name}}}") for name, kind in listed),
         frozenset(str(one.get("name")) for one in states if _mapping(one.get("state")).get("running") is not None),
         bool(metadata.get("deletionTimestamp")) or status.get("phase") in ("Succeeded", "Failed"),
+        spec["priority"] if isinstance(spec.get("priority"), int) else 0,
     )
 
 
