@@ -31,15 +31,26 @@ async def follow(container: Container, pods: Path = PODS) -> AsyncIterator[str]:
 
     Continues with the next file when kubelet has rotated one. Raises LogAbsent.
     """
-    directory = _directory(container, pods)
+    async for line in follow_file(_directory(container, pods)):
+        yield line
+
+
+async def follow_file(directory: Path, *, tail: int | None = TAIL_BYTES, ends: bool = False) -> AsyncIterator[str]:
+    """Yield the text of the last lines in a directory's newest log, all where `tail` is None, and of what follows.
+
+    With `ends`, it ends where the log does. Raises LogAbsent.
+    """
     descriptor = _open_newest(directory)
     try:
         size = os.fstat(descriptor).st_size
-        os.lseek(descriptor, max(0, size - TAIL_BYTES), os.SEEK_SET)
-        cut, rest = size > TAIL_BYTES, b""  # whether the first line is the end of one
+        begin = max(0, size - tail) if tail is not None else 0
+        os.lseek(descriptor, begin, os.SEEK_SET)
+        cut, rest = begin > 0, b""  # whether the first line is the end of one
         while True:
             data = os.read(descriptor, READ_BYTES)
             if not data:
+                if ends:
+                    return
                 if _is_old(descriptor, directory):
                     newer = _open_newest(directory)
                     os.close(descriptor)

@@ -93,6 +93,7 @@ class Engine:
         self._gates = {name: asyncio.Lock() for name in self.held}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self.crowded: Callable[[str], bool] = lambda name: False  # whether one that sleeps has no room to wake
         self.seen = asyncio.Event()  # the source has said something of its models
 
     # -- what a data plane asks
@@ -102,7 +103,8 @@ class Engine:
         if (held := self.held.get(name)) is None:
             return Load(True, 0, 0, 0)
         in_flight = max(held.in_flight, held.elsewhere)
-        return Load(held.phase == Phase.AWAKE, in_flight, len(held.waiting), held.model.concurrency)
+        awake = held.phase == Phase.AWAKE
+        return Load(awake, in_flight, len(held.waiting), held.model.concurrency, not awake and self.crowded(name))
 
     def place_in_queue(self, name: str, id: int) -> int:
         """Return the place of a ticket among those that wait, from 1 on; 0 where it waits no more."""
@@ -163,10 +165,14 @@ class Engine:
         del self._futures[id]
         return Admission(self.held[name], self._loop.time() - began, cold, self._ended)
 
-    def want_suspended(self, name: str) -> None:
-        """Suspend a model as soon as it has nothing in flight, however short it was idle."""
+    def want_suspended(self, name: str, *, makes_way: bool = False) -> None:
+        """Suspend a model as soon as it has nothing in flight, however short it was idle.
+
+        One that `makes_way` for another is suspended even if more requests arrive: these wait, and wake it afterwards.
+        """
         held = self.held[name]
         held.suspend_wanted = held.phase in (Phase.AWAKE, Phase.DRAINING)
+        held.makes_way = held.suspend_wanted and (makes_way or held.makes_way)
         self._step(held)
 
     # -- what it does
@@ -244,6 +250,7 @@ class Engine:
                 self._begin(held, Phase.DRAINING, self._drain(held))
             case Reopen(given_up):
                 held.suspend_wanted = held.suspend_wanted and not given_up
+                held.makes_way = held.makes_way and not given_up
                 self._move(held, Phase.AWAKE)
             case Suspend():
                 self._begin(held, Phase.SUSPENDING, self._suspend(held))

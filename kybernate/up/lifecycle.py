@@ -27,6 +27,7 @@ class Step(StrEnum):
     TEMPLATE = "saving"
     SLEEP = "suspending"
     WAIT = "backing off"
+    PARKED = "on disk"
     NONE = "ready"
 
 
@@ -50,6 +51,7 @@ class Done:
     healthy: bool = False
     warmed: bool = False
     settled: bool = False  # suspended, or found at work after a restart of `kybernate up`
+    parked: bool = False  # its program has ended, and comes back from its template when it is asked
     failures: int = 0  # starts in a row that did not become healthy, or that ended soon
     template_failed: bool = False  # does not restore, or could not be written
 
@@ -64,6 +66,8 @@ class Next:
 
 def decide(seen: Seen, done: Done, now: float, *, warm_up: bool, template: bool) -> Next:
     """Return a model's next step."""
+    if done.parked:
+        return Next(Step.REMOVE if seen.pod else Step.PARKED)
     if not seen.image:
         return Next(Step.PULL)
     if seen.pod and not (seen.same and seen.running):

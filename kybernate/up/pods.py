@@ -7,8 +7,8 @@ import json
 import platform
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,8 @@ import grpc
 from kybernate.messages import cri_config_pb2 as config
 from kybernate.messages import cri_images_pb2 as image_messages
 from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.content_pb2 import ListStatusesRequest
+from kybernate.messages.content_pb2_grpc import ContentStub
 from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from kybernate.node.failure import Refused, Unavailable
@@ -27,11 +29,14 @@ from kybernate.up.models_file import Entry
 PROJECT: Final = "kybernate.io/up"
 MODEL: Final = "kybernate.io/up-model"
 DIGEST: Final = "kybernate.io/up-digest"
+SEAT: Final = "kybernate.io/seat"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
 LOGS: Final = Path("/var/log/kybernate/up")
 CALL_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 3600.0
+LOG_BYTES: Final = 16 << 20  # of a model's log, until it is rotated
+LOOK_SECONDS: Final = 0.5  # between two looks at what has arrived
 STOP_SECONDS: Final = 10
 NANOSECONDS: Final = 1e9
 # The image of a command without one: nothing. What the command sees of the host is mounted into it, read-only.
@@ -63,6 +68,7 @@ class Pods:
         self._channel = grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")])
         self._runtime: Any = RuntimeServiceStub(self._channel)
         self._images: Any = ImageServiceStub(self._channel)
+        self._content: Any = ContentStub(self._channel)
 
     def close(self) -> None:
         self._channel.close()
@@ -78,11 +84,20 @@ class Pods:
         request = image_messages.ImageStatusRequest(image=config.ImageSpec(image=entry.image or EMPTY))
         return bool(self._call(self._images.ImageStatus, request).HasField("image"))
 
-    def pull(self, entry: Entry) -> None:
-        """Get a model's image; that of a command without one is made. Raises Refused and Unavailable."""
+    def pull(self, entry: Entry, count: Callable[[int, int], object] = lambda done, total: None) -> None:
+        """Get a model's image; that of a command without one is made. Raises Refused and Unavailable.
+
+        `count` gets the bytes that have arrived of those that are known to come, as often as they are looked at.
+        """
         if entry.image:
             request = image_messages.PullImageRequest(image=config.ImageSpec(image=entry.image))
-            self._call(self._images.PullImage, request, PULL_SECONDS)
+            with _translated():
+                pulled = self._images.PullImage.future(request, timeout=PULL_SECONDS)
+                while not pulled.done():
+                    count(*self._arrived())
+                    with suppress(grpc.FutureTimeoutError):
+                        pulled.result(LOOK_SECONDS)
+                pulled.result()
             return
         imported = ["ctr", "--namespace", "k8s.io", "images", "import", "-"]
         try:
@@ -90,6 +105,15 @@ class Pods:
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", b"") or str(error).encode()
             raise Refused(f"the empty image was not imported: {said.decode(errors='replace').strip()}") from error
+
+    def _arrived(self) -> tuple[int, int]:
+        """Return the bytes that are there of what containerd fetches for pods now, and of how many."""
+        metadata = (("containerd-namespace", "k8s.io"),)
+        try:
+            found = self._content.ListStatuses(ListStatusesRequest(), timeout=CALL_SECONDS, metadata=metadata).statuses
+        except grpc.RpcError:
+            return 0, 0  # the pull itself says what is wrong
+        return sum(one.offset for one in found), sum(one.total for one in found)
 
     # -- pods
 
@@ -124,6 +148,17 @@ class Pods:
             status.exit_code,
             status.message or status.reason,
         )
+
+    def rotate(self, running: Running) -> None:
+        """Give a model's log another file where it has grown, as kubelet does; one older file is kept."""
+        path = self.logs / running.model / "0.log"
+        try:
+            if not running.running or path.stat().st_size < LOG_BYTES:
+                return
+            path.rename(path.with_name("0.log.old"))
+        except OSError:
+            return  # it has written nothing, or its log is no file
+        self._call(self._runtime.ReopenContainerLog, wire.ReopenContainerLogRequest(container_id=running.container))
 
     def start(self, entry: Entry, template: str = "") -> None:
         """Start a model's program, from a template where one is named.
@@ -161,6 +196,8 @@ class Pods:
         pod.metadata.name, pod.metadata.namespace = entry.name, self._project
         pod.metadata.uid = f"{self._project}-{entry.name}-{entry.digest}"
         pod.labels.update(self._labels(entry))
+        if entry.seat:
+            pod.annotations[SEAT] = entry.seat
         options = pod.linux.security_context.namespace_options
         options.network, options.pid = config.NODE, config.CONTAINER
         return pod
@@ -194,6 +231,8 @@ class Pods:
             for place in HOST:
                 if Path(place).exists() and place not in {mount.target for mount in entry.mounts}:
                     container.mounts.add(container_path=place, host_path=str(Path(place).resolve()), readonly=True)
+        if entry.seat:
+            container.annotations[SEAT] = entry.seat
         if template:
             container.annotations[RESTORE_FROM] = template
         security = container.linux.security_context

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from kybernate.messages import cri_runtime_pb2
-from kybernate.up import program
+from kybernate.up import control
 from kybernate.up.pods import LOGS, Pods, Running
 from kybernate_shim.config import Config
 from tests.system import node_agent
@@ -119,7 +119,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
                 machine.kybernate("down", "models.yaml")
             shutil.rmtree(Config().checkpoint_root / PROJECT, ignore_errors=True)
             shutil.rmtree(LOGS, ignore_errors=True)
-            shutil.rmtree(program.LOCKS, ignore_errors=True)
+            shutil.rmtree(control.LOCKS, ignore_errors=True)
 
 
 def ready(machine: Machine, *models: str) -> dict[str, str]:
@@ -146,16 +146,16 @@ def test_models_come_back_without_loading(machine: Machine) -> None:
     assert "one: its program has ended with status 7" in machine.log()
     assert "one: came back from its template" in machine.log()
 
-    process = program.running_process(PROJECT)
+    process = control.running_process(PROJECT)
     containers = {name: one.container for name, one in machine.pods().items()}
     os.kill(process, signal.SIGKILL)
-    eventually(lambda: not program.running_process(PROJECT))
+    eventually(lambda: not control.running_process(PROJECT))
     machine.up()
     assert ready(machine, "one", "two") == before
     assert {name: one.container for name, one in machine.pods().items()} == containers  # they were taken over
 
-    os.kill(program.running_process(PROJECT), signal.SIGKILL)
-    eventually(lambda: not program.running_process(PROJECT))
+    os.kill(control.running_process(PROJECT), signal.SIGKILL)
+    eventually(lambda: not control.running_process(PROJECT))
     with Cri() as cri:
         for running in machine.pods().values():
             cri.call("StopPodSandbox", cri_runtime_pb2.StopPodSandboxRequest(pod_sandbox_id=running.pod))
@@ -189,7 +189,7 @@ def test_broken_file_changes_nothing(machine: Machine) -> None:
     machine.file.write_text(good + "  two: {imag: x}\n")
     said = machine.kybernate("up", "models.yaml", status=2)
     assert "models.two.imag is unknown" in said
-    os.kill(program.running_process(PROJECT), signal.SIGHUP)
+    os.kill(control.running_process(PROJECT), signal.SIGHUP)
     eventually(lambda: "the file is not used as it is now" in machine.log())
     assert loaded("one") == before["one"]
     machine.file.write_text(good)
@@ -211,13 +211,13 @@ def test_logs_are_those_of_the_program(machine: Machine) -> None:
     machine.up()
     before = ready(machine, "one")
     assert f"loaded {before['one']}" in machine.kybernate("logs", "one", "--file", "models.yaml")
-    assert "does not exist" in machine.kybernate("logs", "none", "--file", "models.yaml", status=3)
+    assert "cannot be opened" in machine.kybernate("logs", "none", "--file", "models.yaml", status=3)
 
 
 def test_one_process_keeps_a_project(machine: Machine) -> None:
     machine.write(of_image("one"))
     machine.up()
     ready(machine, "one")
-    first = program.running_process(PROJECT)
+    first = control.running_process(PROJECT)
     assert f"process {first} keeps" in machine.kybernate("up", "models.yaml", "-d")
-    assert program.running_process(PROJECT) == first
+    assert control.running_process(PROJECT) == first
