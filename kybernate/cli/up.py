@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kybernate.cli.agents import chosen
 from kybernate.cli.formats import NONE, Format, Output, Table, until_interrupted
 from kybernate.cli.output import seconds, size
 from kybernate.cli.progress import Bar
@@ -70,6 +71,7 @@ def up(
     if init:
         _write_example(file, schema_of.EXAMPLE)
         return
+    agent = agent or chosen()
     if source:
         _import(source, file)
         return
@@ -112,7 +114,7 @@ def down(
     background.end(project)
     program.down(project, _say)
     if not keep_images:
-        program.remove_templates(project, agent, _say)
+        program.remove_templates(project, agent or chosen(), _say)
 
 
 def models(
@@ -128,14 +130,14 @@ def models(
 def restart(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Name in the file.")],
     file: ModelsFileOption = FILE,
-    anew: Annotated[
-        bool, typer.Option("--anew", help="From the beginning, with a new template in place of the old one.")
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="From the beginning, with a new template in place of the old one.")
     ] = False,
 ) -> None:
     """End the program of a model and start it again, from its template."""
     from kybernate.up import control, models_file  # what it loads, no other command needs
 
-    name = control.call(models_file.load(file, os.environ).project, "restart", model=model, anew=anew)
+    name = control.call(models_file.load(file, os.environ).project, "restart", model=model, fresh=fresh)
     typer.echo(f"{name} is ready")
 
 
@@ -220,8 +222,7 @@ def _pull(file: ModelsFile) -> None:
     """Pull the images of all models that the node does not have."""
     from kybernate.up.pods import Pods
 
-    pods = Pods(file.project)
-    try:
+    with Pods(file.project) as pods:
         for entry in file.models:
             if pods.has_image(entry):
                 typer.echo(f"{entry.name}: {entry.image or 'a program of the host'} is here")
@@ -229,5 +230,3 @@ def _pull(file: ModelsFile) -> None:
             with Bar(f"pull {entry.image}") as bar:
                 pods.pull(entry, bar.count)
             typer.echo(f"{entry.name}: {entry.image or 'the empty image'} was pulled")
-    finally:
-        pods.close()

@@ -172,8 +172,8 @@ class Keeper:
         self.settled(name)
         await self._until(kept, lambda: kept.step is Step.PARKED)
 
-    async def restart(self, name: str, *, anew: bool = False) -> None:
-        """End a model's program and start it again, from its template, or `anew` from the beginning with another one.
+    async def restart(self, name: str, *, fresh: bool = False) -> None:
+        """End a model's program and start it again, from its template, or `fresh` from the beginning with another one.
 
         Raises Missing, Refused and Unavailable.
         """
@@ -185,7 +185,7 @@ class Keeper:
         self.settled(name)
         if (there := (await asyncio.to_thread(self._pods.list)).get(name)) is not None:
             await asyncio.to_thread(self._pods.remove, there)
-        if anew and kept.template:
+        if fresh and kept.template:
             await (await self._agent.delete_image(f"{self.project}/{self._template(kept.entry)}", force=True)).result()
             kept.template = False
         self.look()
@@ -314,6 +314,7 @@ class Keeper:
                     self._template(entry),
                     deadline=TEMPLATE_SECONDS,
                     labels={TEMPLATE_LABEL: self.project},
+                    key=f"up-{self._template(entry)}-{there.container if there else ''}",  # a retry joins what runs
                 )
                 await operation.result()
             case Step.SLEEP:

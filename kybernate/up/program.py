@@ -72,8 +72,7 @@ class Program:
 
     async def run(self, agent_address: str, *, watch: bool) -> None:
         """Keep the models until SIGTERM or SIGINT."""
-        pods = Pods(self.file.project)
-        try:
+        with Pods(self.file.project) as pods:
             async with AsyncAgent(agent_address) as agent, ClientSession() as session:
                 await agent.node()
                 room = Room(lambda: gpus_of(agent), list, lambda name: None)
@@ -81,8 +80,6 @@ class Program:
                 async with control.serving(self.file.project, self._verbs(keeper)), self._watching(watch):
                     while not self.stopped.is_set():
                         await self._serve(agent, keeper)
-        finally:
-            pods.close()
 
     async def _serve(self, agent: AsyncAgent, keeper: Keeper) -> None:
         """Serve the file as it is now, until it has changed or the program is to end."""
@@ -139,7 +136,7 @@ class Program:
 
         async def restart(asked: Mapping[str, Any]) -> Any:
             name = model_in(asked)
-            await keeper.restart(name, anew=bool(asked.get("anew")))
+            await keeper.restart(name, fresh=bool(asked.get("fresh")))
             return name
 
         return {"models": models, "wake": wake, "sleep": sleep, "restart": restart}
@@ -211,14 +208,10 @@ def _reread(path: Path, environment: Mapping[str, str], file: ModelsFile, say: S
 
 def down(project: str, say: Say) -> None:
     """Remove the containers of a project. Raises Failure, and Refused while `kybernate up` keeps them."""
-    with control.only_one(project):
-        pods = Pods(project)
-        try:
-            for name, running in pods.list().items():
-                pods.remove(running)
-                say(name, "removed")
-        finally:
-            pods.close()
+    with control.only_one(project), Pods(project) as pods:
+        for name, running in pods.list().items():
+            pods.remove(running)
+            say(name, "removed")
 
 
 def remove_templates(project: str, agent_address: str, say: Say) -> None:

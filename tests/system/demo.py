@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -119,11 +119,11 @@ def ask(model: str) -> str:
 class Machine:
     """One machine with a GPU, the agent, and `kybernate up`."""
 
-    def __init__(self, place: Path, gpus: Gpus, agent: NodeAgent) -> None:
+    def __init__(self, place: Path, gpus: Gpus, agent: NodeAgent, file: str = FILE) -> None:
         self.place, self.gpus, self.agent = place, gpus, agent
         self.file = place / "models.yaml"
         (place / "server.py").write_text(SERVER)
-        self.file.write_text(FILE.replace("PLACE", str(place)))
+        self.file.write_text(file.replace("PLACE", str(place)))
 
     def kybernate(self, *words: str) -> str:
         done = subprocess.run(
@@ -143,12 +143,12 @@ class Machine:
     def models(self) -> dict[str, str]:
         return dict(line.split(maxsplit=2)[:2] for line in self.kybernate("models").splitlines()[1:])
 
-    def wait_ready(self, times: int) -> None:
+    def wait_ready(self, times: int, models: Sequence[str] = MODELS) -> None:
         """Wait until each model was ready so many times."""
 
         def ready() -> bool:
             log = self.log()
-            missing = [name for name in MODELS if log.count(f"{name}: ready at") < times]
+            missing = [name for name in models if log.count(f"{name}: ready at") < times]
             assert not missing, f"{missing}: {log[-2000:]}"
             return True
 
@@ -178,19 +178,19 @@ class Machine:
 
 
 @contextmanager
-def machine() -> Iterator[Machine]:
-    """A machine with a pretended GPU that has room for one of the models."""
+def machine(file: str = FILE, size: int = GPU_BYTES) -> Iterator[Machine]:
+    """A machine with a file of models and a pretended GPU of so many bytes."""
     with ExitStack() as stack:
         gpus = gpu.install_driver()
         stack.callback(gpu.remove_driver)
         stack.callback(gpu.forget_helper)
-        Gpus.create(gpu.GPUS, count=2, size=GPU_BYTES)
+        Gpus.create(gpu.GPUS, count=2, size=size)
         place = stack.enter_context(node_agent.short_place())
         agent = NodeAgent(place)
         agent.start()
         agent.wait_ready()
         os.environ["KYBERNATE_AGENT"] = agent.address
-        found = Machine(place, gpus, agent)
+        found = Machine(place, gpus, agent, file)
         try:
             yield found
         finally:

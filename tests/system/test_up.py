@@ -20,6 +20,7 @@ from kybernate.messages import cri_runtime_pb2
 from kybernate.up import control
 from kybernate.up.pods import LOGS, Pods, Running
 from kybernate_shim.config import Config
+from tests.documentation import block
 from tests.system import node_agent
 from tests.system.checkpoints import PYTHON
 from tests.system.cri import Cri
@@ -71,19 +72,16 @@ class Machine:
         assert done.returncode == status, done.stdout + done.stderr + self.log()
         return done.stdout + done.stderr
 
-    def up(self) -> None:
-        self.kybernate("up", "models.yaml", "-d", "--agent", self.agent.address)
+    def up(self, *words: str) -> None:
+        self.kybernate("up", "models.yaml", "-d", "--agent", self.agent.address, *words)
 
     def log(self) -> str:
         path = LOGS / PROJECT / "up.log"
         return path.read_text() if path.exists() else ""
 
     def pods(self) -> dict[str, Running]:
-        pods = Pods(PROJECT)
-        try:
+        with Pods(PROJECT) as pods:
             return pods.list()
-        finally:
-            pods.close()
 
 
 def of_image(name: str) -> str:
@@ -116,7 +114,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
             yield machine
         finally:
             if machine.file.exists():
-                machine.kybernate("down", "models.yaml")
+                machine.kybernate("down", "models.yaml", "--agent", machine.agent.address)
             shutil.rmtree(Config().checkpoint_root / PROJECT, ignore_errors=True)
             shutil.rmtree(LOGS, ignore_errors=True)
             shutil.rmtree(control.LOCKS, ignore_errors=True)
@@ -165,6 +163,30 @@ def test_models_come_back_without_loading(machine: Machine) -> None:
     assert {name: loaded(name) for name in before} == before
 
 
+def test_three_models_of_the_manual(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new user's way, as docs/up.md prints it."""
+    place = Path("/srv/models")
+    place.mkdir(parents=True)
+    try:
+        (place / "answer.py").write_text(block("docs/up.md", "answer").text)
+        machine.file.write_text("project: lab\n" + block("docs/up.md", "three-models").text)
+        monkeypatch.setenv("KYBERNATE_AGENT", machine.agent.address)
+        said = ""
+        for line in block("docs/up.md", "first-requests").commands:
+            done = subprocess.run(
+                ["bash", "-ec", line], cwd=machine.directory, capture_output=True, text=True, check=False, timeout=120
+            )
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}{machine.log()}"
+            said += done.stdout
+        for model in ("poet", "coder", "critic"):
+            assert f"{model} has read: hello" in said
+        assert "critic is on disk" in said
+        assert "poet is ready" in said
+        assert machine.pods() == {}
+    finally:
+        shutil.rmtree(place)
+
+
 def test_only_what_changed_in_the_file_is_touched(machine: Machine) -> None:
     machine.write(of_image("one"), of_image("two"))
     machine.up()
@@ -179,6 +201,70 @@ def test_only_what_changed_in_the_file_is_touched(machine: Machine) -> None:
     machine.kybernate("up", "models.yaml")
     eventually(lambda: set(machine.pods()) == {"one"}, seconds=60)
     assert loaded("one") == before["one"]
+
+
+def test_file_is_followed(machine: Machine) -> None:
+    """A change is done without a command; a mistake is said, and changes nothing."""
+    machine.write(of_image("one"))
+    machine.up("--watch")
+    before = ready(machine, "one")
+    machine.write(of_image("one"), "  two: {imag: x}")
+    eventually(lambda: "models.two.imag is unknown" in machine.log())
+    assert loaded("one") == before["one"]
+    machine.write(of_image("one"), of_host("two"))
+    ready(machine, "two")
+    assert loaded("one") == before["one"]
+
+
+def test_model_on_disk_comes_back_and_is_restarted(machine: Machine) -> None:
+    machine.write(of_image("one"))
+    machine.up()
+    before = ready(machine, "one")
+    process = ask("one")["pid"]
+    assert "one is on disk" in machine.kybernate("sleep", "one", "--disk")
+    assert machine.pods() == {}
+    assert json.loads(machine.kybernate("models", "models.yaml", "-o", "json"))[0]["state"] == "on disk"
+    assert loaded("one") == before["one"]
+    assert "one is ready" in machine.kybernate("restart", "one", "--file", "models.yaml")
+    assert loaded("one") == before["one"]
+    assert ask("one")["pid"] == process  # as a restore has it
+    machine.kybernate("restart", "one", "--fresh", "--file", "models.yaml")
+    eventually(lambda: loaded("one") not in ("", before["one"]), seconds=60)
+    assert "no model is called none" in machine.kybernate("restart", "none", "--file", "models.yaml", status=3)
+    assert "one: " in machine.kybernate("up", "models.yaml", "--pull")
+
+
+def test_kill_at_any_step_is_taken_over(machine: Machine) -> None:
+    """`up` is killed as soon as it says that a step begins, `down` when it has removed one of two."""
+    machine.write(of_image("one"), of_host("two"))
+    for step in ("starting", "loading", "saving", "suspending"):
+        before = machine.log().count(f"one: {step}")
+        machine.up()
+        process = control.running_process(PROJECT)
+        eventually(
+            lambda step=step, before=before: machine.log().count(f"one: {step}") > before, seconds=90, pause=0.001
+        )
+        os.kill(process, signal.SIGKILL)
+        eventually(lambda: not control.running_process(PROJECT))
+        if step == "suspending":
+            break
+        with Pods(PROJECT) as pods:
+            images = [*pods.list().values()] if step != "saving" else []
+            for running in images:
+                pods.remove(running)
+    machine.up()
+    found = ready(machine, "one", "two")
+    assert set(machine.pods()) == {"one", "two"}
+    os.kill(control.running_process(PROJECT), signal.SIGKILL)
+    eventually(lambda: not control.running_process(PROJECT))
+    with subprocess.Popen(
+        [*KYBERNATE, "down", "models.yaml", "--keep-images"], cwd=machine.directory, stderr=subprocess.PIPE, text=True
+    ) as down:
+        assert down.stderr is not None
+        assert "removed" in down.stderr.readline()
+        down.kill()
+    machine.up()
+    assert ready(machine, "one", "two") == found
 
 
 def test_broken_file_changes_nothing(machine: Machine) -> None:
