@@ -12,19 +12,18 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import ClientSession
 
 from kybernate.client import AgentRefused
 from kybernate.client.asynchronous import AsyncAgent
 from kybernate.node.failure import Failure, Missing, Refused, Unavailable
+from kybernate.up import probing
 from kybernate.up.lifecycle import Done, Seen, Step, decide, failures_after
 from kybernate.up.models_file import Entry, ModelsFile
 from kybernate.up.pods import Pods, Running
 from kybernate.up.room import Room
 
 POLL_SECONDS: Final = 1.0  # between two looks at what runs
-HEALTH_SECONDS: Final = 0.1  # between two questions to a program that loads
-WARM_UP_SECONDS: Final = 600.0
 TEMPLATE_SECONDS: Final = 600.0
 RESTORES: Final = 2  # at one time
 SUSPENDED: Final = ("suspended", "partly suspended", "suspending")
@@ -186,8 +185,7 @@ class Keeper:
         if (there := (await asyncio.to_thread(self._pods.list)).get(name)) is not None:
             await asyncio.to_thread(self._pods.remove, there)
         if fresh and kept.template:
-            await (await self._agent.delete_image(f"{self.project}/{self._template(kept.entry)}", force=True)).result()
-            kept.template = False
+            await self._remove_template(kept)
         self.look()
         await self._until(kept, lambda: kept.done.settled)
 
@@ -209,7 +207,7 @@ class Keeper:
             step = await self._prepared(kept)
             if step in (*REST, Step.PULL):
                 return
-            restores = step is Step.RESTORE or kept.template
+            restores = step is Step.RESTORE or (kept.template and not kept.done.stale)
             if restores and not kept.waited and not self.room.fits(entry.name, entry.devices, kept.vram):
                 return  # it stays on disk until there is room, or it is asked
             async with (
@@ -250,7 +248,9 @@ class Keeper:
         try:
             await self._do(step, kept, there)
         except Failure as failure:
-            self._note_problem(kept, f"{step} failed: {failure}" + (f" ({failure.advice})" * bool(failure.advice)))
+            advice = f" ({failure.advice})" if failure.advice else ""
+            what = f"{step} failed" if step is not Step.RESTORE else "does not come back here, and starts from zero"
+            self._note_problem(kept, f"{what}: {failure}{advice}")
             self._note_failure(step, kept)
             kept.moved.set()
             return False
@@ -304,11 +304,13 @@ class Keeper:
                 await asyncio.to_thread(self._pods.start, entry, self._template(entry))
                 self._say(entry.name, "came back from its template, without loading")
             case Step.AWAIT:
-                await self._await_health(kept)
+                kept.done = replace(kept.done, healthy=await self._healthy(kept))
             case Step.WARM:
-                await self._warm_up(entry)
+                await probing.warm_up(self._session, entry)
                 kept.done = replace(kept.done, warmed=True)
             case Step.TEMPLATE:
+                if kept.done.stale:
+                    await self._remove_template(kept)
                 operation = await self._agent.checkpoint(
                     self._pod_name(entry),
                     self._template(entry),
@@ -317,6 +319,7 @@ class Keeper:
                     key=f"up-{self._template(entry)}-{there.container if there else ''}",  # a retry joins what runs
                 )
                 await operation.result()
+                kept.done = replace(kept.done, stale=False)
             case Step.SLEEP:
                 if not kept.waited:
                     await self._settle(kept)
@@ -338,8 +341,7 @@ class Keeper:
         """Note what a failed step means for the next ones."""
         done, now = kept.done, time.time()
         if step is Step.RESTORE:
-            self._say(kept.entry.name, "its template does not restore here: it starts from the beginning")
-            kept.done = replace(done, template_failed=True)
+            kept.done = replace(done, stale=True)
         elif step is Step.TEMPLATE:
             kept.done = replace(done, template_failed=True)
         elif step is Step.SLEEP:
@@ -350,51 +352,19 @@ class Keeper:
             kept.image = False
             kept.done, kept.ended = replace(done, failures=done.failures + 1), now
 
-    # -- steps
-
-    async def _await_health(self, kept: Kept) -> None:
-        """Return when the program answers its health check, or has ended. Raises Unavailable."""
-        entry, end = kept.entry, time.monotonic() + kept.entry.start_timeout
-        url = f"http://127.0.0.1:{entry.port}{entry.health}"
-        pause, looked = HEALTH_SECONDS / 10, time.monotonic()
+    async def _healthy(self, kept: Kept) -> bool:
+        """Return True when the program answers its health check, False when it has ended. Raises Unavailable."""
+        entry = kept.entry
         if await self._is_suspended(entry):  # by an earlier `kybernate up`, and so it was healthy
             if not kept.template:
                 await (await self._agent.wake(self._pod_name(entry))).result()
-            kept.done = replace(kept.done, healthy=True)
-            return
-        while time.monotonic() < end:
-            try:
-                async with self._session.get(url, timeout=ClientTimeout(total=5)) as answer:
-                    if answer.status < 300:
-                        kept.done = replace(kept.done, healthy=True)
-                        return
-            except (ClientError, TimeoutError):
-                pass
-            if time.monotonic() - looked > POLL_SECONDS:
-                there = (await asyncio.to_thread(self._pods.list)).get(entry.name)
-                if there is None or not there.running:
-                    return  # the next look says with which status
-                looked = time.monotonic()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, HEALTH_SECONDS)
-        raise Unavailable(
-            f"{url} was not answered with success for {entry.start_timeout:.0f} s",
-            state="the program still runs",
-            advice="look at `kybernate logs`; `health` and `start-timeout` of the model may be wrong",
-        )
+            return True
 
-    async def _warm_up(self, entry: Entry) -> None:
-        assert entry.warm_up is not None
-        url = f"http://127.0.0.1:{entry.port}{entry.warm_up.path}"
-        headers = {"Content-Type": "application/json"}
-        try:
-            limit = ClientTimeout(total=WARM_UP_SECONDS)
-            async with self._session.post(url, data=entry.warm_up.body, headers=headers, timeout=limit) as answer:
-                if answer.status >= 300:
-                    text = (await answer.content.read(500)).decode(errors="replace")
-                    raise Unavailable(f"{url} answered {answer.status}: {text}", state="the program keeps running")
-        except (ClientError, TimeoutError) as error:
-            raise Unavailable(f"{url} did not answer: {error}", state="the program keeps running") from error
+        async def runs() -> bool:
+            there = (await asyncio.to_thread(self._pods.list)).get(entry.name)
+            return there is not None and there.running
+
+        return await probing.until_healthy(self._session, entry, runs)
 
     async def _settle(self, kept: Kept) -> None:
         """Suspend a model's GPU memory; a program that has none is ready as it is."""
@@ -416,6 +386,11 @@ class Keeper:
             return
         kept.template = True
         kept.vram = image.vram_bytes // max(1, len(self.room.of(kept.entry.devices)))
+
+    async def _remove_template(self, kept: Kept) -> None:
+        if kept.template:
+            await (await self._agent.delete_image(f"{self.project}/{self._template(kept.entry)}", force=True)).result()
+        kept.template = False
 
     def _template(self, entry: Entry) -> str:
         return f"{entry.name}-{entry.digest}"

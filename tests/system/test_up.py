@@ -267,6 +267,25 @@ def test_kill_at_any_step_is_taken_over(machine: Machine) -> None:
     assert ready(machine, "one", "two") == found
 
 
+def test_template_that_does_not_restore_is_replaced(machine: Machine) -> None:
+    """As after a change of the driver: the program starts from the beginning, which one line says."""
+    machine.write(of_image("one"))
+    machine.up()
+    before = ready(machine, "one")
+    (place,) = (Config().checkpoint_root / PROJECT).glob("one-*")
+    for file in place.glob("pages-*.img"):
+        file.write_bytes(b"damaged")
+    ask("one", "end yourself")
+    eventually(lambda: loaded("one") not in ("", before["one"]), seconds=90)
+    assert machine.log().count("starts from zero") == 1
+    eventually(lambda: machine.log().count("one: saving") == 2, seconds=60)
+    eventually(lambda: machine.log().count("one: ready at") == 2, seconds=60)
+    second = loaded("one")
+    ask("one", "end yourself")
+    eventually(lambda: loaded("one"), seconds=90)
+    assert loaded("one") == second
+
+
 def test_broken_file_changes_nothing(machine: Machine) -> None:
     machine.write(of_image("one"))
     machine.up()
