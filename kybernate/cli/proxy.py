@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Unavailable
+from kybernate.node.failure import Invalid, Unavailable
 
 
 def register(app: typer.Typer) -> None:
@@ -22,11 +22,14 @@ def proxy(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the configuration that HAProxy gets, and exit.")
     ] = False,
+    ext_proc: Annotated[
+        str, typer.Option("--ext-proc", metavar="ADDRESS", help="Where Envoy asks by ext_proc: HOST:PORT or unix:PATH.")
+    ] = "",
     check: Annotated[bool, typer.Option("--check", help="Examine the settings and exit.")] = False,
 ) -> None:
     """Answer for models that sleep, and wake them; until SIGTERM."""
     try:
-        from kybernate.proxy import program, settings  # what it loads, no other command needs
+        from kybernate.proxy import document, program, settings  # what it loads, no other command needs
     except ImportError as error:
         raise Unavailable(
             f"the proxy cannot be loaded: {error}",
@@ -39,4 +42,8 @@ def proxy(
     elif check:
         settings.load(config)
     else:
-        program.run(config)
+        try:
+            document.checked_address(ext_proc or "unix:/")
+        except ValueError as error:
+            raise Invalid(f"--ext-proc {ext_proc}: {error}") from error
+        program.run(config, ext_proc=ext_proc)

@@ -196,9 +196,26 @@ def absolute_path(item: Item) -> Path:
     return path
 
 
+def address(item: Item) -> str:
+    """Read HOST:PORT, or unix: with the absolute path of a socket."""
+    return checked_address(text(item))
+
+
+def checked_address(value: str) -> str:
+    """Return an address as `address` reads it. Raises ValueError."""
+    if value.startswith("unix:/"):
+        return value
+    _host_and_port(value)
+    return value
+
+
 def listen(item: Item) -> tuple[str, int]:
     """Read HOST:PORT; an IPv6 address stands in brackets."""
-    host, _, port = text(item).rpartition(":")
+    return _host_and_port(text(item))
+
+
+def _host_and_port(value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or int(port) >= 1 << 16:
         raise ValueError("must be HOST:PORT, such as 0.0.0.0:8080 or [::]:8080")
     return host.strip("[]"), int(port)

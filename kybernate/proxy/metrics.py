@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kybernate.proxy.embedded.exchange import Exchange
 from kybernate.proxy.engine import Engine
 from kybernate.proxy.holding import Phase
+from kybernate.proxy.record import Record
 
 SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CLIENT_GONE: Final = 499  # as nginx counts those
@@ -55,18 +55,18 @@ class Metrics:
             for outcome in ("woken", "failed"):
                 self._wakes.labels(name, outcome)
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, record: Record) -> None:
         """Count a request that has ended."""
-        model, cold = exchange.model or "-", "yes" if exchange.cold else "no"
-        self._requests.labels(model, str(code_of(exchange)), cold).inc()
-        if exchange.reason:
-            self._refused.labels(model, exchange.reason).inc()
-        if exchange.answered:
-            self._first.labels(model, cold).observe(exchange.answered - exchange.started)
-        if exchange.waited:
-            self._waited.labels(model).observe(exchange.waited)
-        if exchange.sent:
-            self._sent.labels(model).inc(exchange.sent)
+        model, cold = record.model or "-", "yes" if record.cold else "no"
+        self._requests.labels(model, str(code_of(record)), cold).inc()
+        if record.reason:
+            self._refused.labels(model, record.reason).inc()
+        if record.answered:
+            self._first.labels(model, cold).observe(record.answered - record.started)
+        if record.waited:
+            self._waited.labels(model).observe(record.waited)
+        if record.sent:
+            self._sent.labels(model).inc(record.sent)
 
     def woke(self, name: str, outcome: str, seconds: float) -> None:
         self._wakes.labels(name, outcome).inc()
@@ -100,9 +100,9 @@ class States(Collector):
         yield from (phases, waiting, held_bytes, in_flight)
 
 
-def code_of(exchange: Exchange) -> int:
+def code_of(record: Record) -> int:
     """Return the status that counts: that of a client which hung up is none that it was sent."""
-    return CLIENT_GONE if exchange.reason == "client_gone" else exchange.status
+    return CLIENT_GONE if record.reason == "client_gone" else record.status
 
 
 class AccessLog:
@@ -116,22 +116,22 @@ class AccessLog:
         old, self._fd = self._fd, os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         os.close(old)
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, record: Record) -> None:
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "id": exchange.id,
-            "client": exchange.client,
-            "owner": exchange.owner,
-            "method": exchange.head.method,
-            "host": exchange.head.host,
-            "path": exchange.head.path[:512],
-            "model": exchange.model,
-            "status": code_of(exchange),
-            "reason": exchange.reason,
-            "bytes": exchange.sent,
-            "waited_ms": round(exchange.waited * 1000, 1),
-            "cold": exchange.cold,
-            "ms": round((time.monotonic() - exchange.started) * 1000, 1),
+            "id": record.id,
+            "client": record.client,
+            "owner": record.owner,
+            "method": record.head.method,
+            "host": record.head.host,
+            "path": record.head.path[:512],
+            "model": record.model,
+            "status": code_of(record),
+            "reason": record.reason,
+            "bytes": record.sent,
+            "waited_ms": round(record.waited * 1000, 1),
+            "cold": record.cold,
+            "ms": round((time.monotonic() - record.started) * 1000, 1),
         }
         try:
             os.write(self._fd, json.dumps(line).encode() + b"\n")

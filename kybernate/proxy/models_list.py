@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kybernate.proxy.api_errors import Refusal
+from kybernate.proxy.engine import Refused
 from kybernate.proxy.settings import Settings
 
 EPOCH = "1970-01-01T00:00:00Z"  # when a model was made is nothing that the proxy knows
@@ -18,6 +20,14 @@ def whole_list(settings: Settings, phases: Mapping[str, str]) -> dict[str, Any]:
         "object": "list", "data": data, "has_more": False,
         "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None,
     }  # fmt: skip
+
+
+def listed(settings: Settings, phases: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Return the answer for one model, or for all where `name` is empty. Raises Refused for one that is unknown."""
+    found = one_model(settings, phases, name) if name else whole_list(settings, phases)
+    if found is None:
+        raise Refused(Refusal(404, "model_not_found", f"the model `{name}` does not exist"))
+    return found
 
 
 def one_model(settings: Settings, phases: Mapping[str, str], name: str) -> dict[str, Any] | None:

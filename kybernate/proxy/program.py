@@ -6,6 +6,7 @@ import asyncio
 import resource
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -18,9 +19,14 @@ from kybernate.proxy.settings import Agent, Settings
 from kybernate_shim.logs import LineWriter, Log, number_of
 
 
-def run(path: Path, level: str = "info") -> None:
-    """Serve until SIGTERM or SIGINT; SIGUSR1 leaves HAProxy to the next proxy. Raises as `service.start`."""
+def run(path: Path, level: str = "info", *, ext_proc: str = "") -> None:
+    """Serve until SIGTERM or SIGINT; SIGUSR1 leaves HAProxy to the next proxy. Raises as `service.start`.
+
+    `ext_proc` is where Envoy asks, in place of what the settings say.
+    """
     found = settings.load(path)
+    if ext_proc:
+        found = replace(found, ext_proc=ext_proc)
     _raise_descriptors()
     log = Log(LineWriter(sys.stderr.fileno()).write, number_of(level), {})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

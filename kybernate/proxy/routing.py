@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.proxy.api_errors import Refusal
-from kybernate.proxy.settings import Model, Peer, Route, Selector, Settings
+from kybernate.proxy.settings import Model, Peer, Probe, Route, Selector, Settings
 
 BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH"})
 
@@ -118,6 +118,11 @@ class Router:
         if isinstance(target, Peer):
             return ToPeer(target)
         return Refusal(404, "model_not_found", f"the model `{name}` does not exist")
+
+
+def probe_for(head: Head, model: Model) -> Probe | None:
+    """Return the probe that a request is, whose model is not awake: it neither wakes the model nor is it activity."""
+    return next((one for one in model.probes if one.path == head.path and head.method in ("GET", "HEAD")), None)
 
 
 def _meets(head: Head, route: Route) -> bool:

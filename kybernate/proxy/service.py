@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 
 from aiohttp import ClientSession, web
 
+from kybernate.proxy.callers import Callers
 from kybernate.proxy.document import ProxySettingsInvalid, read_text
 from kybernate.proxy.embedded.connection import Connections
-from kybernate.proxy.embedded.exchange import Exchange
 from kybernate.proxy.embedded.handler import Handler
 from kybernate.proxy.embedded.tcp import TcpPort
 from kybernate.proxy.embedded.upstream import Inner, session
 from kybernate.proxy.engine import Engine
+from kybernate.proxy.ext_proc.server import ExtProcPort
 from kybernate.proxy.haproxy.plane import HaproxyPlane
 from kybernate.proxy.keys import read_keys
 from kybernate.proxy.metrics import AccessLog, Metrics, States
 from kybernate.proxy.models import Models
+from kybernate.proxy.record import Record
 from kybernate.proxy.settings import Model, Selector, Settings
 from kybernate_shim.logs import Log
 
@@ -33,10 +35,10 @@ class Observers:
     metrics: Metrics
     access: AccessLog | None
 
-    def ended(self, exchange: Exchange) -> None:
-        self.metrics.ended(exchange)
+    def ended(self, record: Record) -> None:
+        self.metrics.ended(record)
         if self.access is not None:
-            self.access.ended(exchange)
+            self.access.ended(record)
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Service:
     tcp_ports: list[int] = field(default_factory=list)
     port: int = 0
     admin_port: int = 0
+    ext_proc: ExtProcPort | None = None
+    ext_proc_port: int = 0
     plane: HaproxyPlane | None = None
     inner: Inner | None = None
     watching: list[asyncio.Task[None]] = field(default_factory=list)
@@ -74,6 +78,8 @@ class Service:
         for task in self.watching:
             task.cancel()
         await self.engine.close()
+        if self.ext_proc is not None:
+            await self.ext_proc.close(drain)
         await self.connections.shutdown(drain)
         for runner in self.runners:
             await runner.cleanup()
@@ -93,12 +99,15 @@ async def start(settings: Settings, source: Models, log: Log) -> Service:
     metrics.registry.register(States(engine))
     client = session()
     access = AccessLog(settings.access_log) if settings.access_log else None
-    keys = {str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys}
+    callers = Callers({str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys})
     peer_keys = {one.name: read_text(one.key_file).strip() for one in settings.peers if one.key_file}
     inner = Inner(session(plane.places.inner), plane.inner_names()) if plane is not None else None
-    handler = Handler(settings, engine, client, keys, peer_keys, Observers(metrics, access), log, inner)
+    observers = Observers(metrics, access)
+    handler = Handler(settings, engine, client, callers, peer_keys, observers, log, inner)
     connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
     service = Service(engine, metrics, client, connections, plane=plane, inner=inner)
+    if settings.ext_proc:
+        service.ext_proc = ExtProcPort(settings, engine, callers, peer_keys, observers)
     try:
         await _listen(service, settings, log)
         if plane is not None:
@@ -126,6 +135,8 @@ async def _listen(service: Service, settings: Settings, log: Log) -> None:
             port = TcpPort(route, _model_of(settings, route.to), service.engine, log)
             service.tcp.append(port)
             service.tcp_ports.append(await port.start())
+        if service.ext_proc is not None:
+            service.ext_proc_port = await service.ext_proc.start(settings.ext_proc)
         if settings.admin is not None:
             service.admin_port = await _administer(service, settings.admin)
     except OSError as error:

@@ -177,6 +177,7 @@ class Settings:
     tcp: tuple[TcpRoute, ...] = ()
     limits: Limits = Limits()
     haproxy: Haproxy = Haproxy()
+    ext_proc: str = ""  # HOST:PORT or unix:PATH, where Envoy asks
 
 
 def load(path: Path) -> Settings:
@@ -206,6 +207,7 @@ def _settings(item: Item) -> Settings:
         tcp=section.take("tcp", _list(_tcp), ()),
         limits=section.take("limits", _limits, Limits()),
         haproxy=section.take("haproxy", _haproxy, Haproxy()),
+        ext_proc=section.take("ext_proc", doc.address, ""),
     )
     section.end()
     _check_names(found, named, item)

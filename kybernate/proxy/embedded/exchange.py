@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from yarl import URL
 
 from kybernate.proxy.api_errors import Refusal, api_of, body_of, event_of
 from kybernate.proxy.progress import SSE
+from kybernate.proxy.record import Record
 from kybernate.proxy.routing import Head
 
 REQUEST_ID: Final = "X-Request-Id"
@@ -32,28 +33,14 @@ class Taken(web.StreamResponse):
         return None
 
 
-@dataclass
-class Exchange:
-    """What is known of a request while it is answered. Times are of the monotonic clock, in seconds."""
+@dataclass(kw_only=True)
+class Exchange(Record):
+    """A request of the embedded plane. `target` is path and query, as they came."""
 
     request: web.BaseRequest
-    id: str
-    client: str
     trusted: bool
-    head: Head
-    api: str
-    target: str  # path and query, as they came
-    started: float = field(default_factory=time.monotonic)
-    model: str = ""
+    target: str
     through: str = ""  # the model, where another data plane passes this request on and counts it
-    owner: str = ""
-    cold: bool = False
-    wake_ms: int = 0
-    waited: float = 0.0
-    status: int = 0
-    reason: str = ""
-    answered: float = 0.0  # when the answer began
-    sent: int = 0
     answer: web.StreamResponse | None = None
 
     async def begin(self, status: int, headers: CIMultiDict[str], reason: str | None = None) -> web.StreamResponse:

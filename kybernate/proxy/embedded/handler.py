@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from ipaddress import ip_network
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote
 
 from aiohttp import ClientSession, web
@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from kybernate.proxy import progress
 from kybernate.proxy.api_errors import Refusal
+from kybernate.proxy.callers import Callers
 from kybernate.proxy.embedded import headers as rules
 from kybernate.proxy.embedded.body import Body
 from kybernate.proxy.embedded.connection import has_hung_up
@@ -26,10 +27,11 @@ from kybernate.proxy.embedded.upstream import Inner, Upstreams
 from kybernate.proxy.engine import Admission, Engine, Refused
 from kybernate.proxy.filters import filtered
 from kybernate.proxy.holding import Phase
-from kybernate.proxy.keys import KEY_HEADERS, Quota, key_in, owner_of
-from kybernate.proxy.models_list import one_model, whole_list
-from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, Router, ToModel, ToPeer
-from kybernate.proxy.settings import Model, Peer, Route, Settings
+from kybernate.proxy.keys import KEY_HEADERS
+from kybernate.proxy.models_list import listed
+from kybernate.proxy.record import Observer
+from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, Router, ToModel, ToPeer, probe_for
+from kybernate.proxy.settings import Model, Peer, Settings
 from kybernate_shim.logs import Log
 
 MODEL: Final = frozenset({"model"})
@@ -38,21 +40,15 @@ HUNG_UP_SECONDS: Final = 0.5
 NO_KEYS: Final[frozenset[str]] = frozenset()
 
 
-class Observer(Protocol):
-    """Is given each request that has ended: metrics, and the access log."""
-
-    def ended(self, exchange: Exchange) -> None: ...
-
-
 class Handler:
-    """Answers each request. `keys` are those of the routes' files: names by hashes, by path."""
+    """Answers each request. `peer_keys` are those of peers, by their names."""
 
     def __init__(
         self,
         settings: Settings,
         engine: Engine,
         client: ClientSession,
-        keys: Mapping[str, Mapping[str, str]],
+        callers: Callers,
         peer_keys: Mapping[str, str],
         observer: Observer,
         log: Log,
@@ -60,11 +56,10 @@ class Handler:
     ) -> None:
         self._settings, self._engine, self._observer, self._log = settings, engine, observer, log
         self._router = Router(settings)
-        self._keys, self._peer_keys = keys, peer_keys
+        self._callers, self._peer_keys = callers, peer_keys
         self._behind = inner is not None
         self._upstreams = Upstreams(client, settings.limits.send_seconds, inner)
         self.trusted = [ip_network(one) for one in settings.trusted]
-        self._quota = Quota()
         self._progressing = any(model.progress != "none" for model in settings.models)
         self._draw: Callable[[], float] = random.random
 
@@ -93,7 +88,10 @@ class Handler:
         client = address
         if trusted and (before := head.headers.get("x-forwarded-for")):
             client = before.rpartition(",")[2].strip()
-        return Exchange(request, rules.request_id_of(head.headers), client, trusted, head, api_of_request(head), target)
+        return Exchange(
+            id=rules.request_id_of(head.headers), client=client, head=head, api=api_of_request(head), request=request,
+            trusted=trusted, target=target,
+        )  # fmt: skip
 
     async def _answered(self, exchange: Exchange) -> web.StreamResponse:
         request, head = exchange.request, exchange.head
@@ -102,13 +100,13 @@ class Handler:
         if mistake is not None and not (self._behind and rules.is_grpc(head.headers)):
             raise Refused(mistake)
         route = self._router.matching(head)
-        self._require_key(exchange, route)
+        self._callers.require_key(exchange, route)
         decision = self._router.route(head, route, None, self._engine.load, self._draw())
         if isinstance(decision, ToModel) and (probe := self._probe(head, decision.model)) is not None:
             return probe
         if mistake is not None:
             return await self._wake_for_grpc(exchange, decision, mistake)
-        self._require_quota(exchange, route)
+        self._callers.require_quota(exchange, route)
         if isinstance(decision, Refusal) and head.path == "/health" and head.method == "GET":
             return web.Response(text="ok\n")
         body = Body(request, self._settings.limits)
@@ -143,39 +141,16 @@ class Handler:
                 raise Refused(decision)
         raise AssertionError(decision)
 
-    # -- who may
-
-    def _require_key(self, exchange: Exchange, route: Route | None) -> None:
-        if route is None or route.keys is None:
-            return
-        owner = owner_of(key_in(exchange.head.headers), self._keys[str(route.keys)])
-        if owner is None:
-            raise Refused(Refusal(401, "invalid_api_key", "the key is missing or unknown"))
-        exchange.owner = owner
-
-    def _require_quota(self, exchange: Exchange, route: Route | None) -> None:
-        if route is None or not route.quota:
-            return
-        caller = f"{id(route)} {exchange.owner or exchange.client}"
-        if seconds := self._quota.take(caller, route.quota, time.monotonic()):
-            words = f"more than {route.quota} requests a minute"
-            raise Refused(Refusal(429, "rate_limit_exceeded", words, seconds))
-
     # -- where to
 
     def _probe(self, head: Head, model: Model) -> web.StreamResponse | None:
         """Return the answer of a probe whose model is not awake; it neither wakes the model nor is it activity."""
-        if head.method not in ("GET", "HEAD") or self._engine.held[model.name].phase == Phase.AWAKE:
-            return None
-        probe = next((one for one in model.probes if one.path == head.path), None)
+        probe = probe_for(head, model) if self._engine.held[model.name].phase != Phase.AWAKE else None
         return None if probe is None else web.Response(status=probe.status, text=probe.body)
 
     def _list(self, name: str) -> web.StreamResponse:
         phases = {one: held.phase for one, held in self._engine.held.items()}
-        found = one_model(self._settings, phases, name) if name else whole_list(self._settings, phases)
-        if found is None:
-            raise Refused(Refusal(404, "model_not_found", f"the model `{name}` does not exist"))
-        return web.Response(text=json.dumps(found), content_type="application/json")
+        return web.Response(text=json.dumps(listed(self._settings, phases, name)), content_type="application/json")
 
     def _headers(self, exchange: Exchange, headers: CIMultiDict[str], drop: frozenset[str]) -> CIMultiDict[str]:
         scheme = "https" if exchange.request.secure else "http"
