@@ -93,6 +93,7 @@ class Engine:
         self._gates = {name: asyncio.Lock() for name in self.held}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self.upstream_of: Callable[[Model], str] = lambda model: model.upstream  # it may move with its container
         self.crowded: Callable[[str], bool] = lambda name: False  # whether one that sleeps has no room to wake
         self.seen = asyncio.Event()  # the source has said something of its models
 
@@ -312,8 +313,9 @@ class Engine:
             async with asyncio.timeout(model.wake_timeout or None):
                 if ask:
                     await self._source.wake(model)
-                stage = f"its port, {model.upstream},"
-                await port_accepts(model.upstream)
+                upstream = self.upstream_of(model)
+                stage = f"its port, {upstream},"
+                await port_accepts(upstream)
         except WakeFailed as error:
             reason = str(error)
         except TimeoutError:

@@ -43,6 +43,7 @@ class Kept:
     ended: float = 0.0
     image: bool = False
     template: bool = False
+    address: str = Running.address
     vram: int | None = None  # bytes that it has on each of its GPUs, as far as known
     waited: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -264,6 +265,8 @@ class Keeper:
 
     async def _seen(self, kept: Kept, there: Running | None) -> Seen:
         entry = kept.entry
+        if there is not None:
+            kept.address = there.address
         if there is not None and not there.running and there.ended > kept.ended and not kept.done.parked:
             kept.ended = there.ended
             failures = failures_after(kept.done, there.started, there.ended)
@@ -306,7 +309,7 @@ class Keeper:
             case Step.AWAIT:
                 kept.done = replace(kept.done, healthy=await self._healthy(kept))
             case Step.WARM:
-                await probing.warm_up(self._session, entry)
+                await probing.warm_up(self._session, entry, kept.address)
                 kept.done = replace(kept.done, warmed=True)
             case Step.TEMPLATE:
                 if kept.done.stale:
@@ -333,7 +336,7 @@ class Keeper:
         asleep = "" if kept.waited else ", suspended until it is asked"
         self._say(
             entry.name,
-            f"ready at http://127.0.0.1:{entry.port} after {time.monotonic() - kept.began:.1f} s{asleep}",
+            f"ready at http://{kept.address}:{entry.port} after {time.monotonic() - kept.began:.1f} s{asleep}",
         )
         self.settled(entry.name)
 
@@ -364,7 +367,7 @@ class Keeper:
             there = (await asyncio.to_thread(self._pods.list)).get(entry.name)
             return there is not None and there.running
 
-        return await probing.until_healthy(self._session, entry, runs)
+        return await probing.until_healthy(self._session, entry, kept.address, runs)
 
     async def _settle(self, kept: Kept) -> None:
         """Suspend a model's GPU memory; a program that has none is ready as it is."""

@@ -37,6 +37,7 @@ ROUTING: Final = frozenset(  # keys that need no other container
         "filters",
     }
 )
+NETWORKS: Final = ("host", "pod")
 MODES: Final = ("ro", "rw")
 
 
@@ -83,6 +84,7 @@ class Entry:
     concurrency: int = 0
     priority: int = 0
     seat: str = ""
+    network: str = "host"
     windows: tuple[Window, ...] = ()
     filters: Filters = field(default_factory=Filters)
 
@@ -95,8 +97,9 @@ class Entry:
         """Return what changes with all that needs another container: 12 hexadecimal digits."""
         shape = asdict(replace(self, windows=()))
         shape = {name: value for name, value in shape.items() if name not in ROUTING}
-        if not self.seat:
-            del shape["seat"]
+        for name in ("seat", "network"):  # later keys: templates of files without them stay
+            if shape[name] == getattr(Entry, name):
+                del shape[name]
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -286,6 +289,7 @@ def _entry(name: str, section: Section, port: int) -> Entry:
         concurrency=section.take("concurrency", doc.count, 0),
         priority=section.take("priority", doc.count, 0),
         seat=section.take("seat", doc.text, ""),
+        network=section.take("network", doc.among(*NETWORKS), Entry.network),
         windows=section.take("windows", _windows, ()),
         filters=section.take("filters", read_filters, Filters()),
     )

@@ -29,6 +29,7 @@ from kybernate.up.models_file import Entry
 PROJECT: Final = "kybernate.io/up"
 MODEL: Final = "kybernate.io/up-model"
 DIGEST: Final = "kybernate.io/up-digest"
+NETWORK: Final = "kybernate.io/up-network"
 SEAT: Final = "kybernate.io/seat"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
@@ -58,6 +59,7 @@ class Running:
     ended: float = 0.0
     exit_code: int = 0
     reason: str = ""
+    address: str = "127.0.0.1"
 
 
 class Pods:
@@ -68,6 +70,7 @@ class Pods:
         self._channel = grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")])
         self._runtime: Any = RuntimeServiceStub(self._channel)
         self._images: Any = ImageServiceStub(self._channel)
+        self._addresses: dict[str, str] = {}  # of pods that run, by their ids
         self._content: Any = ContentStub(self._channel)
 
     def close(self) -> None:
@@ -153,7 +156,22 @@ class Pods:
             status.finished_at / NANOSECONDS,
             status.exit_code,
             status.message or status.reason,
+            self._address_of(pod),
         )
+
+    def _address_of(self, pod: Any) -> str:
+        """Return where a pod's programs listen: its address, the loopback where it has the host's network."""
+        if pod.labels.get(NETWORK, "host") == "host":
+            return Running.address
+        if pod.id not in self._addresses:
+            request = wire.PodSandboxStatusRequest(pod_sandbox_id=pod.id)
+            self._addresses[pod.id] = self._call(self._runtime.PodSandboxStatus, request).status.network.ip
+        return self._addresses[pod.id]
+
+    def has_network(self) -> bool:
+        """Return whether containerd can give pods a network of their own."""
+        conditions = self._call(self._runtime.Status, wire.StatusRequest()).status.conditions
+        return any(one.type == "NetworkReady" and one.status for one in conditions)
 
     def rotate(self, running: Running) -> None:
         """Give a model's log another file where it has grown, as kubelet does; one older file is kept."""
@@ -205,7 +223,9 @@ class Pods:
         if entry.seat:
             pod.annotations[SEAT] = entry.seat
         options = pod.linux.security_context.namespace_options
-        options.network, options.pid = config.NODE, config.CONTAINER
+        options.network, options.pid = config.NODE if entry.network == "host" else config.POD, config.CONTAINER
+        if entry.network != "host":
+            pod.hostname = entry.name
         return pod
 
     def _labels(self, entry: Entry) -> Mapping[str, str]:
@@ -213,6 +233,7 @@ class Pods:
             PROJECT: self._project,
             MODEL: entry.name,
             DIGEST: entry.digest,
+            NETWORK: entry.network,
             "io.kubernetes.pod.name": entry.name,
             "io.kubernetes.pod.namespace": self._project,
             "io.kubernetes.pod.uid": f"{self._project}-{entry.name}-{entry.digest}",

@@ -20,10 +20,10 @@ WARM_UP_SECONDS: Final = 600.0
 SHOWN_BYTES: Final = 500  # of an answer that is no success
 
 
-async def until_healthy(session: ClientSession, entry: Entry, runs: Callable[[], Awaitable[bool]]) -> bool:
+async def until_healthy(session: ClientSession, entry: Entry, host: str, runs: Callable[[], Awaitable[bool]]) -> bool:
     """Return True when a program answers its health check, False when it has ended. Raises Unavailable."""
     end, looked, pause = time.monotonic() + entry.start_timeout, time.monotonic(), FIRST_PAUSE
-    url = f"http://127.0.0.1:{entry.port}{entry.health}"
+    url = f"http://{host}:{entry.port}{entry.health}"
     while time.monotonic() < end:
         try:
             async with session.get(url, timeout=ClientTimeout(total=ANSWER_SECONDS)) as answer:
@@ -44,10 +44,10 @@ async def until_healthy(session: ClientSession, entry: Entry, runs: Callable[[],
     )
 
 
-async def warm_up(session: ClientSession, entry: Entry) -> None:
+async def warm_up(session: ClientSession, entry: Entry, host: str) -> None:
     """Send a model its first request. Raises Unavailable."""
     assert entry.warm_up is not None
-    url = f"http://127.0.0.1:{entry.port}{entry.warm_up.path}"
+    url = f"http://{host}:{entry.port}{entry.warm_up.path}"
     headers = {"Content-Type": "application/json"}
     try:
         limit = ClientTimeout(total=WARM_UP_SECONDS)

@@ -22,7 +22,7 @@ from kybernate.node.failure import Failure, Invalid
 from kybernate.proxy import service
 from kybernate.proxy.settings import Model, Route
 from kybernate.proxy.settings import Settings as ProxySettings
-from kybernate.up import control
+from kybernate.up import control, network
 from kybernate.up.keeper import TEMPLATE_LABEL, Keeper
 from kybernate.up.models_file import ModelsFile, load
 from kybernate.up.pods import Pods
@@ -73,6 +73,7 @@ class Program:
     async def run(self, agent_address: str, *, watch: bool) -> None:
         """Keep the models until SIGTERM or SIGINT."""
         with Pods(self.file.project) as pods:
+            self.pods = pods
             async with AsyncAgent(agent_address) as agent, ClientSession() as session:
                 await agent.node()
                 room = Room(lambda: gpus_of(agent), list, lambda name: None)
@@ -85,11 +86,13 @@ class Program:
         """Serve the file as it is now, until it has changed or the program is to end."""
         self.changed.clear()
         settings = proxy_settings(self.file)
+        if any(entry.network == "pod" for entry in self.file.models):
+            await asyncio.to_thread(network.ensure, self.file.project, self.pods, self.say)
         self._source = source = KeptModels(agent, keeper, settings.models)
         keeper.room.holders, keeper.room.leave = source.holders, source.leave
         running = await service.start(settings, source, self.log)
         source.engine = running.engine
-        running.engine.crowded = source.crowded
+        running.engine.crowded, running.engine.upstream_of = source.crowded, source.upstream_of
         keeper.room.matrix = self.file.matrix
         self.say("", f"http://{self.file.listen[0]}:{running.port} answers for {len(self.file.models)} models")
         keeper.idle = source.idle
@@ -212,6 +215,7 @@ def down(project: str, say: Say) -> None:
         for name, running in pods.list().items():
             pods.remove(running)
             say(name, "removed")
+        network.remove(project, say)
 
 
 def remove_templates(project: str, agent_address: str, say: Say) -> None:

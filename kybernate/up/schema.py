@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kybernate.up.models_file import NAME
+from kybernate.up.models_file import NAME, NETWORKS
 
 
 def schema() -> dict[str, Any]:
@@ -37,6 +37,7 @@ def schema() -> dict[str, Any]:
         "concurrency": number,
         "priority": number,
         "seat": text,
+        "network": {"enum": [*NETWORKS]},
         "windows": {
             "type": "array",
             "items": {

@@ -160,6 +160,11 @@ class KeptModels:
         kept = self.keeper.models.get(name)
         return kept is not None and self.keeper.room.crowded(name, kept.entry.devices, kept.vram)
 
+    def upstream_of(self, model: Model) -> str:
+        """Return where a model is now: a pod with a network of its own has another address after each start."""
+        kept = self.keeper.models.get(model.name)
+        return model.upstream if kept is None else f"http://{kept.address}:{kept.entry.port}"
+
     # -- what people ask
 
     def state(self, name: str) -> str:
