@@ -89,6 +89,7 @@ class Engine:
         self._ids = count(1)
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._last_wake: dict[str, float] = {}
+        self._observed: dict[str, Phase] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._gates = {name: asyncio.Lock() for name in self.held}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -215,6 +216,7 @@ class Engine:
 
     def _observe(self, held: Held, phase: Phase) -> None:
         """Take what the source sees, unless the model is in the middle of what this engine does with it."""
+        self._observed[held.model.name] = phase
         own = held.phase in (Phase.WAKING, Phase.SUSPENDING)
         if phase == held.phase or (own and phase != Phase.ABSENT):
             return
@@ -328,6 +330,8 @@ class Engine:
         if reason:
             self._log.warning("proxy.wake_failed", model=model.name, error=reason)
             holding.wake_failed(held, reason, now)
+        elif not ask and self._observed.get(model.name) == Phase.ASLEEP:  # what has woken it suspended it again
+            self._move(held, Phase.ASLEEP)
         else:
             self._last_wake[model.name] = now - began
             self._log.info("proxy.model_resumed", model=model.name, wake_ms=round((now - began) * 1000, 1))

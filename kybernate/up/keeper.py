@@ -65,6 +65,7 @@ class Keeper:
         self.project = file.project
         self.models = {entry.name: Kept(entry) for entry in file.models}
         self.settled: Callable[[str], object] = lambda name: None  # is called when a model has become ready, or is not
+        self.slept: Callable[[str], object] = lambda name: None  # is called when a model was suspended here
         self.idle: Callable[[str], float] = lambda name: 0.0  # seconds for which a model has slept
         self._loading, self._restoring = asyncio.Lock(), asyncio.Semaphore(RESTORES)
         self._look = asyncio.Event()
@@ -374,6 +375,7 @@ class Keeper:
         container = await self._agent.container(self._pod_name(kept.entry))
         if container.gpu == "attached":
             result = await (await self._agent.suspend(self._pod_name(kept.entry))).result()
+            self.slept(kept.entry.name)
             kept.vram = result.vram_bytes // max(1, len(self.room.of(kept.entry.devices))) or kept.vram
 
     async def _is_suspended(self, entry: Entry) -> bool:

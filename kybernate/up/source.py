@@ -45,7 +45,7 @@ class KeptModels:
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
         """Yield phases as `Models.watch`. Raises as AgentModels does."""
-        self.keeper.settled = self._queue.put_nowait
+        self.keeper.settled, self.keeper.slept = self._queue.put_nowait, self._slept
         pump = asyncio.create_task(self._pump())
         try:
             while True:
@@ -67,6 +67,10 @@ class KeptModels:
                 self._queue.put_nowait(name)
         except Failure as failure:
             self._queue.put_nowait(failure)
+
+    def _slept(self, name: str) -> None:
+        if name in self._phases:
+            self._phases[name] = Phase.ASLEEP
 
     def _shown(self, name: str) -> Phase:
         phase = self._phases[name]
@@ -92,6 +96,7 @@ class KeptModels:
         """Suspend a model. Raises SuspendFailed."""
         try:
             await self._agent.suspend(model)
+            self._phases[model.name] = Phase.ASLEEP  # which the Watch may say a little later, or not again
         finally:
             self.keeper.room.changed()
 
