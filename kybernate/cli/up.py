@@ -164,7 +164,7 @@ def logs(
             asyncio.run(show())
     except LogAbsent as error:
         raise Missing(
-            str(error),
+            f"the output of {model} does not exist: {error}",
             advice="the program has written nothing yet, or there is no such model: `kybernate up --check` lists them",
         ) from error
 

@@ -155,7 +155,7 @@ class Program:
                 task.cancel()
 
     async def _watch(self) -> None:
-        """Read the file again whenever it, or a file of variables beside it, is another one.
+        """Read the file again whenever it, or one of its files of variables, is another one.
 
         By its time and size, as editors replace files in many ways, and files may lie on a network's file system.
         """
