@@ -18,7 +18,7 @@ from kybernate.seats.matrix import Matrix
 
 LOOK_SECONDS: Final = 0.05  # between two looks at models that were asked to leave
 QUIET_SECONDS: Final = 1.5  # after the last change, until what the driver reports is what there is
-SETTLE_FACTOR: Final = 1.0  # a model keeps its room at least for as long as it took to get it, times this
+SETTLE_FACTOR: Final = 1.0  # a model with requests keeps its room for as long as its wake took, times this
 Gpus = frozenset[str]
 
 
@@ -152,9 +152,10 @@ class Room:
         if not (gpus := self.of(devices)):
             yield
             return
-        began = time.monotonic()
+        end = time.monotonic() + seconds
         async with self._turn:  # one after the other: two that look at the same room would both take it
-            await self._make(name, gpus, needed, began + seconds)
+            await self._make(name, gpus, needed, end)
+            began = time.monotonic()
             self._taking[name] = Holder(name, gpus, needed, time.monotonic(), busy=True)
         try:
             yield
@@ -179,7 +180,8 @@ class Room:
                     advice="their requests take long; try again later, or give them a smaller `concurrency`",
                 )
             for one in found:
-                if one.name not in self._taking and (one.name in asked or now >= self._until.get(one.name, 0.0)):
+                may = one.name in asked or not one.busy or now >= self._until.get(one.name, 0.0)
+                if one.name not in self._taking and may:
                     asked.add(one.name)
                     self.leave(one.name)
             self._moved.clear()

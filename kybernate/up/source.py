@@ -27,6 +27,7 @@ from kybernate.up.room import LOOK_SECONDS, Gpu, Holder
 
 IN_WINDOW: Final = 1_000_000  # is added to the priority of a model
 WINDOW_SECONDS: Final = 5.0  # between two looks at the clock
+AGAIN_SECONDS: Final = 0.2  # between a wake that failed and the next
 SUSPEND_SECONDS: Final = 120.0  # after the last request
 AT_WORK: Final = (Phase.AWAKE, Phase.DRAINING, Phase.SUSPENDING)
 
@@ -84,13 +85,22 @@ class KeptModels:
                 entry = kept.entry
                 if self._phases.get(model.name) is Phase.AWAKE and kept.done.settled:
                     return
-                seconds = model.wake_timeout
-                async with self.keeper.room.taken(entry.name, entry.devices, kept.vram, seconds=seconds):
-                    await self._agent.wake(model)
+                try:
+                    await self._wake_with(model, entry, kept.vram)
+                except WakeFailed:
+                    if not entry.devices:
+                        raise
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    await self._wake_with(model, entry, None)  # its size may be another one: all others leave
         except WakeFailed:
             raise
         except Failure as failure:
             raise WakeFailed(str(failure), state=failure.state, advice=failure.advice) from failure
+
+    async def _wake_with(self, model: Model, entry: Entry, needed: int | None) -> None:
+        async with self.keeper.room.taken(entry.name, entry.devices, needed, seconds=model.wake_timeout):
+            await self._agent.wake(model)
+            self._phases[model.name] = Phase.AWAKE  # which the Watch may say a little later
 
     async def suspend(self, model: Model) -> None:
         """Suspend a model. Raises SuspendFailed."""
@@ -122,7 +132,7 @@ class KeptModels:
         now, found = asyncio.get_running_loop().time(), []
         for name, held in self.engine.held.items():
             kept = self.keeper.models.get(name)
-            at_work = held.phase in AT_WORK or self._phases.get(name) in AT_WORK
+            at_work = held.phase in AT_WORK or self._phases.get(name, Phase.ABSENT) not in (Phase.ASLEEP, Phase.ABSENT)
             if kept is None or not at_work or not kept.done.settled:
                 continue
             if not (gpus := self.keeper.room.of(kept.entry.devices)):
