@@ -47,12 +47,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print("loaded", loaded, flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-# The lab has no curl; of its options it needs -d and --retry.
+# The lab has no curl; of its options it needs --json and --retry.
 CURL = """
 import sys, time
 import httpx
 words = sys.argv[1:]
-body = words[words.index("-d") + 1] if "-d" in words else None
+body = words[words.index("--json") + 1] if "--json" in words else None
 for left in range(9 if "--retry" in words else 1, 0, -1):
     try:
         answer = httpx.request("POST" if body else "GET", next(one for one in words if one.startswith("http://")),
