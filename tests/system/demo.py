@@ -213,16 +213,14 @@ def tell_of_one_machine(machine: Machine) -> None:
         ask("gpt-4o-mini")
         ask("poet")
         ask("poet")
-    with told("Three clients at once: each gets its answer"), ThreadPoolExecutor(3) as clients:
+    with told("Three clients in parallel: each gets its answer"), ThreadPoolExecutor(3) as clients:
         assert list(clients.map(ask, MODELS)) == [first[name] for name in MODELS]
     with told("critic is asked, and has nothing to do for 2 s: it is suspended, the GPU is free"):
         ask("critic")
         eventually(lambda: machine.models()["critic"] == "asleep", seconds=30)
         eventually(lambda: machine.gpus.used()[0] == 0)
         show(machine.kybernate("models"))
-    with told(
-        "kybernate sleep --disk coder: its memory is given back, its template is on disk; a request brings it back"
-    ):
+    with told("kybernate sleep --disk coder: its memory is free; a request brings it back from its template"):
         show(machine.kybernate("sleep", "--disk", "coder"))
         assert ask("coder") == first["coder"]
     with told("kill -9 of poet's program: the next request gets its answer from the template"):
@@ -260,7 +258,7 @@ def tell_of_a_pod(cri: Cri) -> None:
         show(run(["kybernate", "checkpoint", container, checkpoint.name, "--exit"]))
         last = cri.log(first, "counter")[-1]
         cri.remove_pod(first)
-    with told(f"A new pod with kybernate.io/restore-from resumes after {last!r}, under a new address and hostname"):
+    with told("A new pod with kybernate.io/restore-from resumes where the counter stopped"):
         second = cri.run_pod(annotations={"kybernate.io/restore-from": checkpoint.name})
         cri.run(second, "counter", ["/its/own/command/never/runs"])
         show_log(cri, second, 3)
