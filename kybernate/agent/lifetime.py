@@ -16,20 +16,16 @@ from kybernate_shim.linux.locks import try_lock_file
 SIGNS: Final = 3  # in the time that the manager waits for one
 
 
-class AgentRunning(Failure):
-    """Another agent of this node runs. It keeps running."""
-
-    advice = "`systemctl status kybernate-agent` shows it"
-
-
 class OnlyAgent:
     """A lock that the kernel releases when the agent ends, however that is."""
 
     def __init__(self, path: Path) -> None:
-        """Raises AgentRunning and OSError."""
+        """Raises Failure and OSError."""
         fd = try_lock_file(path)
         if fd is None:
-            raise AgentRunning(f"another agent runs with {path.parent}")
+            raise Failure(
+                f"another agent runs with {path.parent}", advice="`systemctl status kybernate-agent` shows it"
+            )
         self._fd = fd
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from kybernate.agent.events.webhooks import Hook
 from kybernate.agent.settings import LiveSettings, OperationLimits, Webhook
@@ -11,11 +12,9 @@ from kybernate.messages.agent_pb2 import Finding
 from kybernate.node.failure import Failure
 from kybernate.verbs.model import Limits
 
-
-class WebhookKeyUnusable(Failure):
-    """The file with the secret of the webhooks cannot be used. No event is posted; all are kept for a day."""
-
-    advice = "correct `webhooks.key` in agent.toml, or the file, then `systemctl reload kybernate-agent`"
+WEBHOOK_KEY_UNUSABLE_ADVICE: Final = (
+    "correct `webhooks.key` in agent.toml, or the file, then `systemctl reload kybernate-agent`"
+)
 
 
 def limits_of(settings: OperationLimits) -> Limits:
@@ -29,7 +28,7 @@ def limits_of(settings: OperationLimits) -> Limits:
 
 
 def hooks_of(settings: Webhook) -> tuple[Hook, ...]:
-    """Return the webhooks, with the secret as its file has it now. Raises WebhookKeyUnusable and HookRefused."""
+    """Return the webhooks, with the secret as its file has it now. Raises Failure."""
     secret = _secret(settings.key) if settings.key is not None and settings.urls else b""
     return tuple(Hook(url, secret, types=settings.types, level=settings.level) for url in settings.urls)
 
@@ -58,7 +57,7 @@ def _secret(path: Path) -> bytes:
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise WebhookKeyUnusable(f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}", advice=WEBHOOK_KEY_UNUSABLE_ADVICE) from error
     if not secret:
-        raise WebhookKeyUnusable(f"{path} is empty")
+        raise Failure(f"{path} is empty", advice=WEBHOOK_KEY_UNUSABLE_ADVICE)
     return secret

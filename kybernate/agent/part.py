@@ -15,12 +15,6 @@ T = TypeVar("T")
 Work = Coroutine[Any, Any, None]
 
 
-class PartFailed(Failure):
-    """A part of the agent has ended by a defect: the agent ends, and the service manager starts it again."""
-
-    advice = "the agent's log has the traceback as `agent.failed`; operations of shims continue"
-
-
 class Part:
     """One part of the agent. What `start` opens goes onto `closing`, which `stop` closes.
 
@@ -60,11 +54,11 @@ class Parts:
         self._failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Start all parts and their work. Raises what a part's start raises, and PartFailed."""
+        """Start all parts and their work. Raises what a part's start raises, and Failure."""
         await self._unless_failed(self._start())
 
     async def until(self, stopping: asyncio.Event) -> None:
-        """Return when it is time to stop. Raises PartFailed when the work of a part ends by an error before."""
+        """Return when it is time to stop. Raises Failure when the work of a part ends by an error before."""
         await self._unless_failed(stopping.wait())
 
     def spawn(self, work: Work, part: Part | None = None) -> None:
@@ -115,7 +109,10 @@ class Parts:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 error = self._failed.result()
-                raise PartFailed(f"a part of the agent has failed: {in_words(error)}") from error
+                raise Failure(
+                    f"a part of the agent has failed: {in_words(error)}",
+                    advice="the agent's log has the traceback as `agent.failed`; operations of shims continue",
+                ) from error
             return task.result()
         finally:
             if not task.done():

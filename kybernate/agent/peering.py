@@ -11,16 +11,14 @@ from kybernate.node.failure import Failure
 PORT: Final = 7443  # of an agent whose address is not configured
 
 
-class PeersNotConfigured(Failure):
-    """This node has no certificate for the agents of other nodes, or no CA to know them by."""
-
-    advice = "set `tls.certificate`, `tls.key`, and `tls.client_ca` or `peers.ca` in agent.toml"
-
-
 def target_of_node(node: str, settings: Settings) -> Target:
-    """Return where the agent of a node is, and with which certificate it is called. Raises PeersNotConfigured."""
+    """Return where the agent of a node is, and with which certificate it is called. Raises Failure."""
     tls, ca = settings.tls, settings.peers.ca or settings.tls.client_ca
     if tls.certificate is None or tls.key is None or ca is None:
-        raise PeersNotConfigured(f"no certificate for the agent of node {node}", state="nothing was begun")
+        raise Failure(
+            f"no certificate for the agent of node {node}",
+            state="nothing was begun",
+            advice="set `tls.certificate`, `tls.key`, and `tls.client_ca` or `peers.ca` in agent.toml",
+        )
     address = dict(settings.peers.addresses).get(node, f"{node}:{PORT}")
     return Target(address, Tls(ca, tls.certificate, tls.key))

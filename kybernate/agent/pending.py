@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-
-class PlaceLost(Exception):
-    """A connection has said too little for too long, or gave way to a newer one."""
+from kybernate.node.failure import Refused
 
 
 @dataclass
@@ -25,7 +23,7 @@ class Pending:
 
     @asynccontextmanager
     async def one(self, key: str, limit: int, seconds: float) -> AsyncIterator[None]:
-        """Let the block run for `seconds`, or until its place is taken by a newer one. Raises PlaceLost."""
+        """Let the block run for `seconds`, or until its place is taken by a newer one. Raises Refused."""
         same = [timeout for timeout, other in self._since.items() if other == key]
         self._end_oldest(same, limit)
         self._end_oldest(list(self._since), self.most)
@@ -36,7 +34,7 @@ class Pending:
                 yield
         except TimeoutError:
             why = f"had not ended within {seconds:g} s" if mine in self._since else "gave way to newer ones"
-            raise PlaceLost(f"one of the {key} {why}") from None
+            raise Refused(f"one of the {key} {why}") from None
         finally:
             self._since.pop(mine, None)
 

@@ -27,12 +27,6 @@ from kybernate_shim.trust.places import PlaceUntrusted, make_private
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class StateUnusable(Failure):
-    """The agent's directory cannot be used."""
-
-    advice = "name a directory of root's alone as `state_directory` in agent.toml"
-
-
 def run(path: Path = DEFAULT_PATH) -> None:
     """Run the agent until SIGTERM. Raises ConfigInvalid, and Failure where it cannot start or continue."""
     live = LiveSettings.load(path)
@@ -47,7 +41,9 @@ def run(path: Path = DEFAULT_PATH) -> None:
         make_private(state)
         lock = OnlyAgent(state / "lock")
     except (OSError, PlaceUntrusted) as error:
-        raise StateUnusable(str(error)) from error
+        raise Failure(
+            str(error), advice="name a directory of root's alone as `state_directory` in agent.toml"
+        ) from error
     try:
         asyncio.run(_main(live, given, notifier, log))
     finally:

@@ -19,10 +19,9 @@ from kybernate.agent.storage.node_tiers import OBJECT
 from kybernate.agent.storage.store_index import Indexed
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Missing
 from kybernate.registry.artefacts import Artefacts
 from kybernate.registry.catalogue import Catalogue, every
-from kybernate.registry.failures import ImageNotRegistered
 from kybernate.registry.model import Filter, ImageRow
 from kybernate.store.errors import ImageDamaged
 from kybernate_shim.config import Config
@@ -44,7 +43,7 @@ class Registry:
     _catalogue: Catalogue | None = None
 
     def __call__(self) -> Catalogue:
-        """Return the catalogue. Blocks; raises what opening one does, such as RegistryUnreachable."""
+        """Return the catalogue. Blocks; raises what opening one does, such as Unavailable."""
         with self._lock:
             if self._catalogue is None:
                 self._catalogue = Catalogue(self.url, node=self.node)
@@ -60,7 +59,7 @@ class Registry:
         """Return whether the image in a directory is pinned. Raises Failure where the registry does not answer."""
         try:
             return self().get(str(directory)).annotations.pinned
-        except ImageNotRegistered:
+        except Missing:
             return False
 
 
@@ -128,7 +127,7 @@ class Registrar:
             return
         try:
             self._hub.put(image_message(await asyncio.to_thread(self._registry().get, image.manifest_digest)))
-        except ImageNotRegistered:
+        except Missing:
             self._hub.remove(image)
 
     async def _all(self) -> bool:

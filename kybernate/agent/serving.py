@@ -79,7 +79,7 @@ class Serving:
     _shims: Server | None = None
 
     async def start(self, servicers: Servicers) -> None:
-        """Open all sockets. Raises SocketUnusable and CertificatesUnusable."""
+        """Open all sockets. Raises Failure."""
         settings = self.settings()
         group = sockets.group_of(settings.reader_group)
         private = sockets.private_directory(settings.socket)
@@ -103,7 +103,7 @@ class Serving:
         await self.ready(False)
 
     async def _serve_shims(self, path: Path, services: Services) -> None:
-        """Serve root's processes, by the same protocol as containerd. Raises SocketUnusable."""
+        """Serve root's processes, by the same protocol as containerd. Raises Failure."""
         self._shims = Server(services)
         self._own.append(path)
         await self._shims.start(sockets.for_shims(path))
@@ -115,7 +115,7 @@ class Serving:
         await self.health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
 
     def refresh(self) -> None:
-        """Read the certificates again. Raises CertificatesUnusable; the former ones stay in use for no one then."""
+        """Read the certificates again. Raises Failure; the former ones stay in use for no one then."""
         if self._tls is not None:
             self._tls.refreshed()
 

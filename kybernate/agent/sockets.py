@@ -19,11 +19,7 @@ FOR_ROOT: Final = 0o600
 FOR_CONTAINERS: Final = 0o666  # who may call is decided by the process, not by the file
 PASSABLE: Final = 0o710  # a directory that readers may pass through, without seeing what is in it
 
-
-class SocketUnusable(Failure):
-    """A socket of the agent's cannot be opened. Nothing has been changed."""
-
-    advice = "look at the path and its directory, or name another one in agent.toml"
+SOCKET_UNUSABLE_ADVICE: Final = "look at the path and its directory, or name another one in agent.toml"
 
 
 def group_of(name: str) -> int | None:
@@ -35,21 +31,21 @@ def group_of(name: str) -> int | None:
 
 
 def for_readers(path: Path, group: int | None) -> socket.socket:
-    """Open the agent's socket. Raises SocketUnusable."""
+    """Open the agent's socket. Raises Failure."""
     try:
         make_directory(path.parent)
     except OSError as error:
-        raise SocketUnusable(f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}", advice=SOCKET_UNUSABLE_ADVICE) from error
     return _opened(path, FOR_ROOT if group is None else FOR_READERS, group)
 
 
 def admit_readers(path: Path, group: int | None) -> None:
-    """Open the directory of the agent's socket to the group, to pass through. Raises SocketUnusable."""
+    """Open the directory of the agent's socket to the group, to pass through. Raises Failure."""
     try:
         if group is not None:
             let_pass(path.parent, group)
     except OSError as error:
-        raise SocketUnusable(f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}", advice=SOCKET_UNUSABLE_ADVICE) from error
 
 
 def let_pass(directory: Path, group: int) -> None:
@@ -61,46 +57,46 @@ def let_pass(directory: Path, group: int) -> None:
 
 
 def for_shims(path: Path) -> socket.socket:
-    """Open a socket of root's alone, next to the agent's. Raises SocketUnusable."""
+    """Open a socket of root's alone, next to the agent's. Raises Failure."""
     return _opened(path, FOR_ROOT, None)
 
 
 def for_containers(path: Path) -> socket.socket:
-    """Open the restricted socket in a directory of its own, which containers mount. Raises SocketUnusable."""
+    """Open the restricted socket in a directory of its own, which containers mount. Raises Failure."""
     try:
         make_directory(path.parent.parent)
         _make(path.parent, 0o755)
     except OSError as error:
-        raise SocketUnusable(f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}", advice=SOCKET_UNUSABLE_ADVICE) from error
     return _opened(path, FOR_CONTAINERS, None)
 
 
 def on_tcp(listen: str) -> socket.socket:
-    """Listen on HOST:PORT, IPv4 or IPv6. Raises SocketUnusable."""
+    """Listen on HOST:PORT, IPv4 or IPv6. Raises Failure."""
     host, _, port = listen.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        raise SocketUnusable(f"cannot listen on {listen}: {error}") from error
+        raise Failure(f"cannot listen on {listen}: {error}", advice=SOCKET_UNUSABLE_ADVICE) from error
 
 
 def private_directory(beside: Path) -> Path:
     """Return an empty directory of mode 0700 next to the agent's socket, for gRPC's own sockets.
 
-    What an agent that was killed has left in it is removed. Raises SocketUnusable.
+    What an agent that was killed has left in it is removed. Raises Failure.
     """
     path = beside.with_name(f"{beside.stem}.private")
     try:
         make_directory(path)
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & NO_OTHERS:
-            raise SocketUnusable(f"{path} is no directory of root's alone")
+            raise Failure(f"{path} is no directory of root's alone", advice=SOCKET_UNUSABLE_ADVICE)
         for left in path.iterdir():
             left.unlink()
     except OSError as error:
-        raise SocketUnusable(f"{path}: {error.strerror}") from error
+        raise Failure(f"{path}: {error.strerror}", advice=SOCKET_UNUSABLE_ADVICE) from error
     return path
 
 
@@ -135,7 +131,7 @@ def _opened(path: Path, mode: int, group: int | None) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise SocketUnusable(f"cannot listen on {path}: {error.strerror or error}") from error
+        raise Failure(f"cannot listen on {path}: {error.strerror or error}", advice=SOCKET_UNUSABLE_ADVICE) from error
     finally:
         os.umask(mask)
     return listener

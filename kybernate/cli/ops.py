@@ -27,7 +27,7 @@ from kybernate.client import Agent, Operation
 from kybernate.client.errors import AgentRefused
 from kybernate.client.requests import has_ended
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Ambiguous
 from kybernate.node.lookup import short_id
 
 HEADER = (
@@ -59,12 +59,6 @@ OperationIds = Annotated[
         autocompletion=a_running_operation,
     ),
 ]  # fmt: skip
-
-
-class OperationAmbiguous(Failure):
-    """The beginning of an id is that of several operations; the message lists them."""
-
-    advice = "give more of the id"
 
 
 def register(app: typer.Typer) -> None:
@@ -134,7 +128,7 @@ def _operation_or_container(agent: Agent, word: str) -> Operation | None:
 
 
 def operation_of(agent: Agent, word: str) -> Operation:
-    """Return the operation whose id is `word` or begins with it. Raises AgentRefused and OperationAmbiguous."""
+    """Return the operation whose id is `word` or begins with it. Raises AgentRefused and Ambiguous."""
     try:
         return agent.operation(word)
     except AgentRefused as error:
@@ -143,7 +137,9 @@ def operation_of(agent: Agent, word: str) -> Operation:
             raise
     if len(found) > 1:
         listed = "\n".join(f"  {one.id}  {one.state.verb}  {subject_of(one.state)}" for one in found[:SHOWN])
-        raise OperationAmbiguous(f"{word!r} is the beginning of {len(found)} operations:\n{listed}")
+        raise Ambiguous(
+            f"{word!r} is the beginning of {len(found)} operations:\n{listed}", advice="give more of the id"
+        )
     return found[0]
 
 

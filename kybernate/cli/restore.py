@@ -148,7 +148,7 @@ def restore(
 
 
 def _named(checkpoint: str, source: Source) -> str:
-    """Return what an agent knows an image by: one that is here by its directory. Raises ImageAmbiguous."""
+    """Return what an agent knows an image by: one that is here by its directory. Raises Ambiguous."""
     if source is not Source.NODE or is_remote():
         return checkpoint
     place = locate(checkpoint)

@@ -31,3 +31,19 @@ class Invalid(Failure):
 
 class Unavailable(Failure):
     """A program, a service or an optional part that is needed is not there, or does not answer; a retry may succeed."""
+
+
+class Denied(Failure):
+    """The caller may not do this; another one may."""
+
+
+class Exhausted(Failure):
+    """The caller, or the node, has as many of these as it may: a retry succeeds when one of them has ended."""
+
+
+class Claimed(Failure):
+    """Another request has what this one names: a key, or a place."""
+
+
+class Ambiguous(Failure):
+    """A name means several things; the message lists them by names that mean one each."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Ambiguous, Failure
 
 ID_LENGTH = 12  # of an id of 64 digits; enough to distinguish containers
 LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
@@ -18,12 +18,6 @@ class ContainerNotFound(Failure):
     """No container has this id or name."""
 
     advice = "`kybernate ps` lists the containers of Kybernate's shims, `ctr -n NAMESPACE containers ls` all others"
-
-
-class NameAmbiguous(Failure):
-    """Several containers have this name; the message lists them."""
-
-    advice = "give more of the id, the name as NAMESPACE/POD/CONTAINER, or containerd's namespace with -n"
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:
     In this order: a whole id, the beginning of an id, the id of a pod or its beginning, `POD`, `POD/CONTAINER`,
     `NAMESPACE/POD`, `NAMESPACE/POD/CONTAINER`. Of several that match, one that lives wins over ended ones: the records
     of a container's earlier runs stay in containerd for a while.
-    Raises ContainerNotFound and NameAmbiguous.
+    Raises ContainerNotFound and Ambiguous.
     """
     known = list(containers)
     for found in (_by_id(query, known), _by_prefix(query, known), _by_group(query, known), _by_name(query, known)):
@@ -71,7 +65,10 @@ def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:
             return (live or found)[0]
         if found:
             several = live or found
-            raise NameAmbiguous(f"{query!r} is the name of {len(several)} containers:\n{_listed(several)}")
+            raise Ambiguous(
+                f"{query!r} is the name of {len(several)} containers:\n{_listed(several)}",
+                advice="give more of the id, the name as NAMESPACE/POD/CONTAINER, or containerd's namespace with -n",
+            )
     raise ContainerNotFound(f"no container has the id or the name {query!r}")
 
 

@@ -13,18 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Ambiguous
 
 SHORTEST_ID: Final = 4  # characters that may stand for an id
 SHOWN: Final = 20
 
 Item = TypeVar("Item")
-
-
-class ImageAmbiguous(Failure):
-    """A name means several images, or several copies of one; the message lists their places, which are names, too."""
-
-    advice = "name one of them by its place"
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,12 @@ def meant(name: str, copies: Iterable[Item], names: Callable[[Item], Names]) -> 
 
 
 def the_only(name: str, places: Sequence[str]) -> str:
-    """Return the only place of what a name means. Raises ImageAmbiguous for several of them."""
+    """Return the only place of what a name means. Raises Ambiguous for several of them."""
     if len(places) > 1:
-        raise ImageAmbiguous(
-            f"{name!r} is the name of {len(places)} checkpoint images:\n{listed(places)}", state="nothing was done"
+        raise Ambiguous(
+            f"{name!r} is the name of {len(places)} checkpoint images:\n{listed(places)}",
+            state="nothing was done",
+            advice="name one of them by its place",
         )
     return places[0]
 

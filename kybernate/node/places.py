@@ -37,7 +37,7 @@ PLACE_TAKEN_ADVICE: Final = "name another place, or remove it"
 
 
 def locate(name: str) -> Path:
-    """Return the directory that `name` means, whether it exists or not. Raises ImageAmbiguous.
+    """Return the directory that `name` means, whether it exists or not. Raises Ambiguous.
 
     Of an image that is on the disk and in memory under one name, it is the one on the disk.
     """

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kybernate.registry.failures import LabelInvalid, NotKeptBeside
+from kybernate.node.failure import Invalid
+from kybernate.registry.failures import NotKeptBeside
 from kybernate.registry.model import LARGEST, Annotations, require_labels
 from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse
@@ -105,7 +106,7 @@ def decode(content: bytes) -> Beside:
             raise BesideInvalid(f"format {format} is not understood, only {FORMAT} is")
         document = from_json(_Document, value)
         return Beside(document.image, _annotations(document), _time(document.verified), document.damage)
-    except (ValueError, FieldInvalid, LabelInvalid, OverflowError, RecursionError) as error:
+    except (ValueError, FieldInvalid, Invalid, OverflowError, RecursionError) as error:
         raise BesideInvalid(str(error)) from error
 
 

@@ -15,14 +15,14 @@ from types import TracebackType
 
 from sqlalchemy import Connection
 
-from kybernate.node.failure import Refused
+from kybernate.node.failure import Ambiguous, Missing, Refused
 from kybernate.node.naming import is_place, meant
 from kybernate.registry import changes, queries
 from kybernate.registry import rebuild as rebuilding
 from kybernate.registry.artefacts import Artefacts, Progress, this_node
 from kybernate.registry.beside import Beside, keep, newest, stored, write
 from kybernate.registry.database import RETRY_SECONDS, Database
-from kybernate.registry.failures import ImageNotRegistered, ImageNotUnique, NotKeptBeside
+from kybernate.registry.failures import IMAGE_NOT_REGISTERED_ADVICE, NotKeptBeside
 from kybernate.registry.model import (
     Annotations,
     Filter,
@@ -47,7 +47,7 @@ ON_DISK = ("complete", "damaged")  # states of replicas that something can be ke
 class Catalogue:
     """The registry at `url`, seen from `node`. Opening it brings its tables up to date.
 
-    Raises Failure for a URL or tables that this release cannot use, RegistryUnreachable and RegistryDamaged; the latter
+    Raises Failure for a URL or tables that this release cannot use, Unavailable and RegistryDamaged; the latter
     two may also be raised by each call, and nothing was changed then.
     """
 
@@ -72,7 +72,7 @@ class Catalogue:
     def get(self, name: str) -> ImageRow:
         """Return the image that a name means, as naming.py has it.
 
-        Of several with the same name, those that are on this node count. Raises ImageNotRegistered and ImageNotUnique.
+        Of several with the same name, those that are on this node count. Raises Missing and Ambiguous.
         """
         return self.database.read(lambda connection: self._one(connection, name))
 
@@ -83,7 +83,7 @@ class Catalogue:
     def list(self, wanted: Filter | None = None, *, limit: int = 0, token: str = "") -> Page:
         """Return a page of images, newest first; `limit` 0 means PAGE, the most is MOST_IN_A_PAGE.
 
-        Raises PageTokenInvalid.
+        Raises Invalid.
         """
         most = min(limit, MOST_IN_A_PAGE) if limit > 0 else PAGE
         return self.database.read(lambda connection: queries.page(connection, wanted or Filter(), most, token))
@@ -122,7 +122,7 @@ class Catalogue:
         """Remove an image with all its replicas from the registry, and return what it was.
 
         The caller has removed the artefacts before: a rebuild brings back what is still there. Raises Failure
-        unless `force`, ImageNotRegistered, ImageNotUnique.
+        unless `force`, Missing, Ambiguous.
         """
 
         def work(connection: Connection) -> ImageRow:
@@ -141,7 +141,7 @@ class Catalogue:
         return self._annotate(name, lambda known: replace(known, pinned=pinned))
 
     def label(self, name: str, labels: Mapping[str, str], removed: Iterable[str] = ()) -> ImageRow:
-        """Set labels, and remove those with the names in `removed`. Raises LabelInvalid, else as `pin`."""
+        """Set labels, and remove those with the names in `removed`. Raises Invalid, else as `pin`."""
         gone = frozenset(removed)
 
         def change(known: Annotations) -> Annotations:
@@ -177,7 +177,7 @@ class Catalogue:
     ) -> ImageRow:
         """Note that all digests of a replica were compared: `damage` says what differs, "" that it is whole.
 
-        Raises ImageNotRegistered, and NotKeptBeside for one of this node.
+        Raises Missing, and NotKeptBeside for one of this node.
         """
         holder, when = self._holder_of(node), time or now()
 
@@ -247,9 +247,12 @@ class Catalogue:
             copies = [copy for copy in copies if copy.replica.node == self.node] or copies
         found = list({copy.row.key: copy.row for copy in copies}.values())
         if not found:
-            raise ImageNotRegistered(f"the registry has no image {name!r}")
+            raise Missing(f"the registry has no image {name!r}", advice=IMAGE_NOT_REGISTERED_ADVICE)
         if len(found) > 1:
-            raise ImageNotUnique(f"{name!r} is the name of {len(found)} images: {_listed(copies)}")
+            raise Ambiguous(
+                f"{name!r} is the name of {len(found)} images: {_listed(copies)}",
+                advice="name one of them by its id or its place, which is a directory or a URL",
+            )
         return found[0]
 
     def _locked(self, connection: Connection, name: str) -> ImageRow:
@@ -258,7 +261,7 @@ class Catalogue:
     def _locked_key(self, connection: Connection, key: str) -> ImageRow:
         """Return the image as it is once its row is ours until the commit."""
         if not queries.image_records(connection, [key], lock=True):
-            raise ImageNotRegistered(f"image {key} was removed from the registry just now")
+            raise Missing(f"image {key} was removed from the registry just now", advice=IMAGE_NOT_REGISTERED_ADVICE)
         return self._by_key(connection, key)
 
     def _by_key(self, connection: Connection, key: str) -> ImageRow:
@@ -268,7 +271,7 @@ class Catalogue:
     def _at(self, connection: Connection, node: str, place: str) -> ImageRow:
         key = queries.image_at(connection, replica_key(node, place))
         if key is None:
-            raise ImageNotRegistered(f"the registry has no image at {place} on node {node}")
+            raise Missing(f"the registry has no image at {place} on node {node}", advice=IMAGE_NOT_REGISTERED_ADVICE)
         return self._locked_key(connection, key)
 
     def _holder_of(self, node: str | None) -> str:

@@ -18,12 +18,12 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 from kybernate.registry.failures import (
     REGISTRY_BUSY_ADVICE,
+    REGISTRY_UNREACHABLE_ADVICE,
     REGISTRY_URL_INVALID_ADVICE,
     RegistryDamaged,
-    RegistryUnreachable,
 )
 from kybernate.registry.migrate import migrate, revision_of
 from kybernate.registry.schema import HEAD
@@ -55,7 +55,7 @@ class Database:
     """An open registry, whose tables are those of this release. May be used by several threads."""
 
     def __init__(self, url: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
-        """Connect, and migrate. Raises Failure, RegistryUnreachable, RegistryDamaged."""
+        """Connect, and migrate. Raises Failure, Unavailable, RegistryDamaged."""
         self._url = _parsed(url)
         self._retry_seconds = retry_seconds
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
@@ -127,25 +127,29 @@ class Database:
         except DBAPIError as error:
             raise self._in_our_words(error) from error
         except SQLAlchemyError as error:
-            raise RegistryUnreachable(f"the registry {self.shown} cannot be used: {error}") from error
+            raise Unavailable(
+                f"the registry {self.shown} cannot be used: {error}", advice=REGISTRY_UNREACHABLE_ADVICE
+            ) from error
 
     def _in_our_words(self, error: DBAPIError) -> Exception:
         words = " ".join(str(error.orig).split())
         if isinstance(error.orig, sqlite3.Error):
             return _of_sqlite(error.orig, f"the registry {self.shown}", words)
         state = getattr(error.orig, "sqlstate", None)
-        failure = RegistryUnreachable(f"the registry {self.shown} does not answer: {words}")
+        failure = Unavailable(f"the registry {self.shown} does not answer: {words}", advice=REGISTRY_UNREACHABLE_ADVICE)
         if error.connection_invalidated or state is None or state in STARTING:
             return _Again(failure)
         if state in CONFLICTS:
             return _Again(
-                RegistryUnreachable(
+                Unavailable(
                     f"the registry {self.shown} is changed by others all the time: {words}", advice=REGISTRY_BUSY_ADVICE
                 )
             )
         if state != DENIED and state[:2] in IMPOSSIBLE:
             return RegistryDamaged(f"the registry {self.shown} is damaged: {words}")
-        return RegistryUnreachable(f"the registry {self.shown} refused a statement: {words}")
+        return Unavailable(
+            f"the registry {self.shown} refused a statement: {words}", advice=REGISTRY_UNREACHABLE_ADVICE
+        )
 
     def _new_engine(self) -> Engine:
         if not self.is_sqlite:
@@ -189,10 +193,10 @@ def _transaction(engine: Engine, *, write: bool) -> Iterator[Connection]:
 def _of_sqlite(error: sqlite3.Error, subject: str, words: str) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return RegistryUnreachable(f"{subject} is locked by another process: {words}", advice=REGISTRY_BUSY_ADVICE)
+        return Unavailable(f"{subject} is locked by another process: {words}", advice=REGISTRY_BUSY_ADVICE)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT):
         return RegistryDamaged(f"{subject} is damaged: {words}")
-    return RegistryUnreachable(f"{subject} cannot be used: {words}")
+    return Unavailable(f"{subject} cannot be used: {words}", advice=REGISTRY_UNREACHABLE_ADVICE)
 
 
 def _parsed(url: str) -> URL:
@@ -229,7 +233,9 @@ def _make_file(path: Path) -> None:
     except FileExistsError:
         pass  # another agent was faster
     except (Refused, OSError) as error:
-        raise RegistryUnreachable(f"the registry's file {path} cannot be made: {error}") from error
+        raise Unavailable(
+            f"the registry's file {path} cannot be made: {error}", advice=REGISTRY_UNREACHABLE_ADVICE
+        ) from error
 
 
 def _sqlite_connected(connection: sqlite3.Connection, record: object) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
+from kybernate.node.failure import Invalid
 from kybernate.node.naming import Names, names_of
-from kybernate.registry.failures import LabelInvalid
 from kybernate_shim.checkpoint.image.manifest import Lineage, Source
 
 ReplicaState = Literal["complete", "copying", "damaged", "missing"]
@@ -213,15 +213,15 @@ def now() -> datetime:
 
 
 def require_labels(labels: Mapping[str, str], *, state: str = "no label was changed") -> None:
-    """Raise LabelInvalid, with `state`, for what is no set of labels."""
+    """Raise Invalid, with `state`, for what is no set of labels."""
     if len(labels) > MOST_LABELS:
-        raise LabelInvalid(f"{len(labels)} labels, at most {MOST_LABELS} are kept", state=state)
+        raise Invalid(f"{len(labels)} labels, at most {MOST_LABELS} are kept", state=state)
     for name, value in labels.items():
         if not LABEL_NAME.fullmatch(name):
-            raise LabelInvalid(
+            raise Invalid(
                 f"{name[:300]!r} is not the name of a label",
                 state=state,
                 advice="letters, digits, `.`, `_`, `-` and `/`, at most 253, with a letter or digit at both ends",
             )
         if len(value) > LONGEST_VALUE or not value.isprintable():
-            raise LabelInvalid(f"label {name}: a value has at most {LONGEST_VALUE} printable characters", state=state)
+            raise Invalid(f"label {name}: a value has at most {LONGEST_VALUE} printable characters", state=state)

@@ -7,7 +7,7 @@ import json
 from dataclasses import astuple, dataclass
 from hashlib import sha256
 
-from kybernate.registry.failures import PageTokenInvalid
+from kybernate.node.failure import Invalid
 from kybernate.registry.model import Filter
 from kybernate_shim import bounded_json
 
@@ -31,7 +31,7 @@ def token_of(position: Position, wanted: Filter) -> str:
 
 
 def position_of(token: str, wanted: Filter) -> Position | None:
-    """Return where the page begins, None for the first one. Raises PageTokenInvalid."""
+    """Return where the page begins, None for the first one. Raises Invalid."""
     if not token:
         return None
     try:
@@ -45,7 +45,7 @@ def position_of(token: str, wanted: Filter) -> Position | None:
         if form != FORM or not isinstance(created, int) or not isinstance(key, str):
             raise ValueError
     except (ValueError, TypeError) as error:
-        raise PageTokenInvalid("the page token is not one of this list") from error
+        raise Invalid("the page token is not one of this list", advice="begin with the first page") from error
     return Position(created, key)
 
 

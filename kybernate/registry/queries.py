@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 
 def page(connection: Connection, wanted: Filter, limit: int, token: str) -> Page:
-    """Return at most `limit` images, newest first. Raises PageTokenInvalid."""
+    """Return at most `limit` images, newest first. Raises Invalid."""
     after = position_of(token, wanted)
     conditions = tuple(_conditions(wanted))
     total = connection.execute(select(func.count()).select_from(IMAGE).where(*conditions)).scalar_one()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import Containerd
+from kybernate.node.failure import Invalid
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.places import new_place, short_name
 from kybernate.node.restore import image_digest
 from kybernate.node.shim import Shim
-from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.evidence import Whole
 from kybernate.verbs.model import Operation, Result, Target
 from kybernate.verbs.node import Node, of_containers, running
@@ -63,7 +63,7 @@ class Checkpoint(OfShim):
         container = running(node, self.name, self.namespace)
         path = self.path or (f"{short_name(container)}-{id}" if id else "")
         if path and "/" not in path and not IMAGE_NAME.fullmatch(path):
-            raise RequestInvalid(f"{path!r} is not the name of an image", state="no operation was begun")
+            raise Invalid(f"{path!r} is not the name of an image", state="no operation was begun")
         place = new_place(container, absolute(path) if "/" in path else path)
         return with_place(of_containers(node, container), image=place, writes=place)
 

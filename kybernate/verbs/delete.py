@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.deleting import delete_with_copy, trash_of
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
 from kybernate.verbs.node import Node
 from kybernate.verbs.places import held, image_here
@@ -18,12 +18,6 @@ from kybernate_shim.config import Config
 
 if TYPE_CHECKING:
     from kybernate.verbs.attempt import Attempt
-
-
-class ImagePinned(Failure):
-    """The image is pinned: it is kept until the pin is taken from it."""
-
-    advice = "take the pin from it, or delete it with --force"
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,9 @@ class Delete(Verb):
                 advice="remove the directory by hand",
             )
         if node.is_pinned(image) and not self.force:
-            raise ImagePinned(f"{image} is pinned", state="it is as it was")
+            raise Refused(
+                f"{image} is pinned", state="it is as it was", advice="take the pin from it, or delete it with --force"
+            )
         return Target(image=str(image), holds=(held(image),))
 
     async def execute(self, attempt: Attempt) -> Result:

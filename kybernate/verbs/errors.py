@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kybernate.node.failure import Failure
 from kybernate.verbs.model import Fault
 
-
-class RequestInvalid(Failure):
-    """A field of a request has a value that no operation can have."""
-
-
-class NodeRebooted(Failure):
-    """The node was restarted while the operation ran."""
-
-    advice = "the container's processes have ended with the node; start the container, or restore its last image"
+NODE_REBOOTED_ADVICE: Final = (
+    "the container's processes have ended with the node; start the container, or restore its last image"
+)
 
 
 class OperationUndone(Exception):

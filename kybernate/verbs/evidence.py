@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kybernate.node.failure import Failure
 from kybernate.node.shim import NoTask
-from kybernate.verbs.errors import NodeRebooted, fault_of
+from kybernate.verbs.errors import NODE_REBOOTED_ADVICE, fault_of
 from kybernate.verbs.model import Fault, Observation, Operation, Result, Seen, Step
 from kybernate.verbs.of_shims import steps_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
@@ -47,7 +48,11 @@ def judge(operation: Operation, found: Evidence) -> Observation:
     if found.image is not None:
         return Observation(Seen.SUCCEEDED, "its image is whole", result=result_of(operation, found.image))
     if found.rebooted:
-        error = NodeRebooted(f"the node was restarted during the {operation.verb}", state="there is no whole image")
+        error = Failure(
+            f"the node was restarted during the {operation.verb}",
+            state="there is no whole image",
+            advice=NODE_REBOOTED_ADVICE,
+        )
         return Observation(Seen.FAILED, "the node was restarted", fault=fault_of(error))
     if status is None:
         gone = NoTask(f"container {operation.target.title} ended during the {operation.verb}: {found.problem}")

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from kybernate.export.archives import export
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.failure import Refused
+from kybernate.node.failure import Invalid, Refused
 from kybernate.node.places import open_image
-from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
 from kybernate.verbs.node import Node
 from kybernate.verbs.places import absolute, disk_of, held, image_here, with_place
@@ -42,7 +41,7 @@ class Export(Verb):
         if os.path.lexists(archive):
             raise Refused(f"{archive} exists", state="nothing was exported")
         if not archive.parent.is_dir():
-            raise RequestInvalid(f"{archive.parent} is not a directory", state="nothing was exported")
+            raise Invalid(f"{archive.parent} is not a directory", state="nothing was exported")
         target = Target(image=str(image), archive=str(archive), shares=(held(image),), copies=(disk_of(image),))
         return with_place(target, writes=archive)
 

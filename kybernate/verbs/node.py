@@ -43,7 +43,7 @@ class Tiers(Protocol):
     """The tiers of the node, by name."""
 
     async def named(self, name: str) -> Tier:
-        """Return a tier. Raises TierMissing."""
+        """Return a tier. Raises Failure."""
 
     def sources(self, target: str, nodes: Sequence[str]) -> Sequence[Tier]:
         """Return the tiers that an image may come from, the best first."""
@@ -122,7 +122,7 @@ class Node:
 
 
 def running(node: Node, name: str, namespace: str) -> KnownContainer:
-    """Return the container that a name means. Raises NoTask, ContainerNotFound and NameAmbiguous."""
+    """Return the container that a name means. Raises NoTask, ContainerNotFound and Ambiguous."""
     with Containerd(node.address) as containerd:
         found = containerd.find(name, namespace)
     if not found.live:

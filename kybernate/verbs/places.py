@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Invalid
 from kybernate.node.filesystem import nearest_existing
 from kybernate.node.places import locate
-from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.model import DISK, Target
 from kybernate.verbs.node import Node
 from kybernate_shim.checkpoint.image.manifest import NAME
@@ -23,7 +22,7 @@ class ImageNotFound(Failure):
 
 
 def image_here(node: Node, name: str) -> Path:
-    """Return the directory of an image that exists. Raises ImageNotFound and ImageAmbiguous."""
+    """Return the directory of an image that exists. Raises ImageNotFound and Ambiguous."""
     name = absolute(name) if name.startswith("/") else name
     path = node.image_of(name) or locate(name)
     if not os.path.lexists(path / NAME):
@@ -35,7 +34,7 @@ def between_tiers(node: Node, wanted: Any) -> Target:
     """Return the target of what moves an image. It takes no turn at a disk: movements have an order of their own."""
     if wanted.tier not in node.tiers():
         names = ", ".join(node.tiers())
-        raise RequestInvalid(f"{wanted.tier!r} is not a tier of this node: {names}", state="no operation was begun")
+        raise Invalid(f"{wanted.tier!r} is not a tier of this node: {names}", state="no operation was begun")
     namespace, name, id = ref = node.ref_of(wanted)
     return Target(image=id, title=f"{namespace}/{name}" if namespace else name, ref=ref, holds=(f"image {id}",))
 
@@ -52,9 +51,9 @@ def with_place(target: Target, *, writes: Path, image: Path | None = None) -> Ta
 
 
 def absolute(path: str) -> str:
-    """Return a path as it is held. Raises RequestInvalid for one that is relative or has `..`."""
+    """Return a path as it is held. Raises Invalid for one that is relative or has `..`."""
     if not path.startswith("/") or ".." in Path(path).parts:
-        raise RequestInvalid(f"{path!r} is not an absolute path without `..`", state="no operation was begun")
+        raise Invalid(f"{path!r} is not an absolute path without `..`", state="no operation was begun")
     return str(Path(path))
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdUnreachable
+from kybernate.node.failure import Failure, Invalid
 from kybernate.node.swap import NotSwapped, SwapNames, swap
-from kybernate.verbs.errors import NodeRebooted, OperationUndone, OutcomeUnknown, RequestInvalid, fault_of
+from kybernate.verbs.errors import NODE_REBOOTED_ADVICE, OperationUndone, OutcomeUnknown, fault_of
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
 from kybernate.verbs.node import Node, of_containers, running
 from kybernate.verbs.of_shims import room_for, steps_of, suspend_result
@@ -45,9 +46,9 @@ class Swap(Verb):
         leaving = running(node, self.leaving, self.namespace)
         coming = running(node, self.coming, self.namespace)
         if leaving.id == coming.id:
-            raise RequestInvalid(f"{leaving.title} cannot be swapped with itself", state="no operation was begun")
+            raise Invalid(f"{leaving.title} cannot be swapped with itself", state="no operation was begun")
         if leaving.namespace != coming.namespace:
-            raise RequestInvalid("both containers of a swap are of one namespace", state="no operation was begun")
+            raise Invalid("both containers of a swap are of one namespace", state="no operation was begun")
         return of_containers(node, leaving, coming)
 
     async def execute(self, attempt: Attempt) -> Result:
@@ -95,7 +96,7 @@ def _judged(operation: Operation, found: Mapping[str, Status], *, rebooted: bool
         return Observation(Seen.AT_WORK if known else Seen.ABSENT, "both shims answer")
     words = "; ".join(f"{id}: {_state(status, problem)}" for id, (status, problem) in found.items())
     error = (
-        NodeRebooted("the node was restarted during the swap", state=words)
+        Failure("the node was restarted during the swap", state=words, advice=NODE_REBOOTED_ADVICE)
         if rebooted
         else NotSwapped(f"a container of the swap of {target.title} and {target.other_title} has ended", state=words)
     )

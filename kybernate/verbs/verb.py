@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from kybernate.verbs.errors import RequestInvalid
+from kybernate.node.failure import Invalid
 from kybernate.verbs.model import Arguments, Observation, Operation, Report, Result, Seen, Target
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Verb(Arguments):
         return cls(**found)
 
     def require_valid(self) -> None:
-        """Raise RequestInvalid, with the field, for what no node could do."""
+        """Raise Invalid, with the field, for what no node could do."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, str):
@@ -101,11 +101,11 @@ class Verb(Arguments):
 
 
 def require(holds: bool, field: str, fault: str) -> None:
-    """Raise RequestInvalid with the field unless it holds."""
+    """Raise Invalid with the field unless it holds."""
     if not holds:
-        raise RequestInvalid(f"{field} {fault}", state="no operation was begun")
+        raise Invalid(f"{field} {fault}", state="no operation was begun")
 
 
 def require_seconds(name: str, seconds: float) -> None:
-    """Raise RequestInvalid for what is not a number of seconds up to a year."""
+    """Raise Invalid for what is not a number of seconds up to a year."""
     require(math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS, name, "is not a number of seconds up to a year")

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from kybernate.verbs.attempt import Attempt
 
 
-class NotVerified(Failure):
-    """The image could not be compared with its manifest."""
-
-
 @dataclass(frozen=True)
 class Verify(Verb):
     """`image` is what is compared."""
@@ -50,7 +46,7 @@ def _verified(attempt: Attempt) -> Result:
     try:
         problems = problems_with(path, Config.load(), attempt.counted("verify"))
     except (CheckpointNotFound, CheckpointInvalid, KeyUnusable, OSError) as error:
-        raise NotVerified(f"{path} cannot be verified: {error}") from error
+        raise Failure(f"{path} cannot be verified: {error}") from error
     if problems:
         raise ImageDamaged(f"{path} cannot be restored, {len(problems)} problems: {listed(problems)}")
     return result_of(read_image(path))

@@ -190,7 +190,7 @@ class Operations:
     async def cancel(self, id: str, by: str) -> Outcome:
         """Undo the operation of that name, or whatever runs for an empty one, and return how it has ended.
 
-        What cannot be stopped any more completes. Raises OperationNotFound and NothingToCancel.
+        What cannot be stopped any more completes. Raises Missing and NothingToCancel.
         """
         waiting = self.requests.waiting
         running = [self.current.id] if self.current is not None else []

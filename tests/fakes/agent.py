@@ -126,7 +126,7 @@ class FakeAgent(
         self._answer(request, context)
         if request.id not in self.operations:
             words = f"no operation has the id {request.id}"
-            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="OperationNotFound", message=words))
+            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="Missing", message=words))
         return self.operations[request.id][-1]
 
     def ListOperations(self, request: Any, context: Any) -> wire.ListOperationsResponse:  # noqa: N802
@@ -202,7 +202,7 @@ class FakeAgent(
         found = [one for one in self.images if request.image in (one.id, one.name)]
         if not found:
             words = f"no image has the name {request.image!r}"
-            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="ImageNotRegistered", message=words))
+            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="Missing", message=words))
         return found[0]
 
     def PinImage(self, request: Any, context: Any) -> wire.Image:  # noqa: N802

@@ -26,12 +26,11 @@ from kybernate.export.credentials import credentials_for
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Invalid
 from kybernate.node.reading import FileOdd
 from kybernate.node.specs import spec_of
 from kybernate.registry import beside, paging
 from kybernate.registry.beside import BesideInvalid
-from kybernate.registry.failures import PageTokenInvalid
 from kybernate.registry.model import Filter
 from kybernate.store import header, lease, notes
 from kybernate.store.errors import StoreInvalid
@@ -184,7 +183,7 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
         in_file("config.json", lambda directory: credentials_for("h", directory / "config.json")),
         Failure,
     ),
-    "page": (page_of, PageTokenInvalid),
+    "page": (page_of, Invalid),
     "trace": (
         lambda content, directory: list(traces._json_lines([content.decode("latin-1")], 1)),
         traces.TraceInvalid,

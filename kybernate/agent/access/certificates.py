@@ -26,11 +26,9 @@ HTTP: Final = "http/1.1"
 
 Stamp = tuple[tuple[int, int, int, int], ...]
 
-
-class CertificatesUnusable(Failure):
-    """The files of `tls` cannot be used: no client with a certificate is accepted, those on UNIX sockets are."""
-
-    advice = "correct `tls.certificate`, `tls.key` and `tls.client_ca` in agent.toml, or the files"
+CERTIFICATES_UNUSABLE_ADVICE: Final = (
+    "correct `tls.certificate`, `tls.key` and `tls.client_ca` in agent.toml, or the files"
+)
 
 
 @dataclass
@@ -42,7 +40,7 @@ class Certificates:
     _stamp: tuple[Tls, Stamp] | None = None
 
     def context(self, tls: Tls) -> ssl.SSLContext:
-        """Return the context as the files are now. Raises CertificatesUnusable."""
+        """Return the context as the files are now. Raises Failure."""
         paths = [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None]
         try:
             stamp = tls, tuple(map(_stamp, paths))
@@ -51,7 +49,7 @@ class Certificates:
                 self._stamp = stamp
                 self.generation += 1
         except (OSError, ssl.SSLError) as error:
-            raise CertificatesUnusable(f"certificates cannot be used: {error}") from error
+            raise Failure(f"certificates cannot be used: {error}", advice=CERTIFICATES_UNUSABLE_ADVICE) from error
         return self._context
 
 
@@ -70,7 +68,7 @@ def _loaded(tls: Tls) -> ssl.SSLContext:
     assert tls.key is not None
     status = tls.key.stat()
     if stat.S_IMODE(status.st_mode) & NO_OTHERS or status.st_uid not in (0, os.geteuid()):
-        raise CertificatesUnusable(
+        raise Failure(
             f"the key {tls.key} can be read by other users", advice=f"chown root {tls.key}; chmod 0600 {tls.key}"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -12,14 +12,14 @@ from kybernate.agent.access.caller import Caller, OwnContainer, Role
 from kybernate.agent.access.certificates import Certificates, is_over, names_of
 from kybernate.agent.access.front import Connected
 from kybernate.agent.access.limits import Places
-from kybernate.agent.access.own_container import NoOwnContainer, container_of
+from kybernate.agent.access.own_container import NO_OWN_CONTAINER_ADVICE, container_of
 from kybernate.agent.access.peers import Peer, peer_of, process_of
 from kybernate.agent.access.relay import Stream, stream_of
 from kybernate.agent.access.roles import role_of_names, role_of_user
 from kybernate.agent.pending import Pending
 from kybernate.agent.settings import Settings
 from kybernate.messages.agent_pb2 import Container
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Denied, Failure
 
 OF_A_CONTAINER: Final = 8  # connections
 HANDSHAKE_SECONDS: Final = 10.0
@@ -86,9 +86,11 @@ class Inhabitant:
     containers: Callable[[], Iterable[Container]]
 
     def caller(self) -> Caller:
-        """Raise NoOwnContainer where the process has ended or moved, also if another one has its connection now."""
+        """Raise Denied where the process has ended or moved, also if another one has its connection now."""
         if container_of(self.peer, self.containers()) != self.container:
-            raise NoOwnContainer(f"process {self.peer.pid} has left container {self.container.id}")
+            raise Denied(
+                f"process {self.peer.pid} has left container {self.container.id}", advice=NO_OWN_CONTAINER_ADVICE
+            )
         return Caller(Role.CONTAINER, self.peer.uid, self.peer.pid, container=self.container)
 
 

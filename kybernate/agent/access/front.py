@@ -15,10 +15,9 @@ from typing import Any, Final, Protocol
 
 from kybernate.agent.access.caller import Caller
 from kybernate.agent.access.certificates import HTTP
-from kybernate.agent.access.limits import Buckets, LimitReached
-from kybernate.agent.access.peers import PeerUnknown, now
-from kybernate.agent.access.relay import PREFACE, NoClient, Stream, both_ways, inside, preface_of
-from kybernate.agent.pending import PlaceLost
+from kybernate.agent.access.limits import Buckets
+from kybernate.agent.access.peers import now
+from kybernate.agent.access.relay import PREFACE, Stream, both_ways, inside, preface_of
 from kybernate.node.failure import Failure
 
 PAUSE_SECONDS: Final = 0.5  # without free descriptors, accepting again immediately would fail again
@@ -42,7 +41,7 @@ class EntryPoint(Protocol):
         """Learn who has connected, and take one of the caller's places for as long as the connection lasts.
 
         No connection that is accepted now was made before `quiet_since` (see `peers.process_of`).
-        Raises LimitReached, PlaceLost, PeerUnknown, Failure and OSError.
+        Raises Refused, Failure and OSError.
         """
 
 
@@ -136,7 +135,7 @@ class Front:
                     await self.files.serve(client, connected)
                 elif await preface_of(client):
                     await self._carry(client, connected)
-        except (NoClient, PeerUnknown, LimitReached, PlaceLost, Failure, OSError) as error:
+        except (Failure, OSError) as error:
             self._note_refusal(str(error))
         finally:
             connection.close()

@@ -18,7 +18,7 @@ from kybernate.agent.access.roles import RULES, Rule, permits
 from kybernate.agent.access.wrapping import Answer, wrapped
 from kybernate.agent.settings import Settings
 from kybernate.logs import add_ids
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Denied, Exhausted, Failure
 from kybernate_shim.trust.audit import Decision
 
 REQUEST_ID: Final = "x-request-id"  # of a call's metadata, as proxies and service meshes name it
@@ -35,16 +35,9 @@ def request_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return secrets.token_hex(8)
 
 
-class AccessDenied(Failure):
-    """The caller's role does not allow the call."""
-
-    advice = "call as root, or with a certificate that `tls.operators` or `tls.readers` of agent.toml names"
-
-
-class TooManyCalls(Failure):
-    """A container has made more calls than it may in a minute."""
-
-    advice = "wait; the node's administrator sets `self_socket.calls_per_minute`"
+ACCESS_DENIED_ADVICE: Final = (
+    "call as root, or with a certificate that `tls.operators` or `tls.readers` of agent.toml names"
+)
 
 
 @dataclass
@@ -94,15 +87,23 @@ class Access(grpc.aio.ServerInterceptor):
 
     def _check(self, method: str, caller: Caller) -> None:
         if not permits(caller.role, method):
-            raise AccessDenied(f"{caller} may not call {method.rpartition('/')[2]}", state="nothing was changed")
+            raise Denied(
+                f"{caller} may not call {method.rpartition('/')[2]}",
+                state="nothing was changed",
+                advice=ACCESS_DENIED_ADVICE,
+            )
         if caller.container is None:
             return
         settings = self.settings().self_socket
         if caller.container.pod and not settings.tenants:
-            raise AccessDenied(
+            raise Denied(
                 "containers of pods may not use this socket",
                 state="nothing was changed",
                 advice="the node's administrator sets `self_socket.tenants` in agent.toml",
             )
         if not self.buckets.take(caller.key, settings.calls_per_minute):
-            raise TooManyCalls(f"more than {settings.calls_per_minute} calls in a minute", state="nothing was changed")
+            raise Exhausted(
+                f"more than {settings.calls_per_minute} calls in a minute",
+                state="nothing was changed",
+                advice="wait; the node's administrator sets `self_socket.calls_per_minute`",
+            )

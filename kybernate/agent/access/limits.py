@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-
-class LimitReached(Exception):
-    """A caller has as many connections as it may."""
+from kybernate.node.failure import Refused
 
 
 @dataclass
@@ -20,9 +18,9 @@ class Places:
 
     @contextmanager
     def one(self, key: str, limit: int) -> Iterator[None]:
-        """Take a place while the block runs. Raises LimitReached."""
+        """Take a place while the block runs. Raises Refused."""
         if self._taken[key] >= limit:
-            raise LimitReached(f"{key} has {limit} connections already")
+            raise Refused(f"{key} has {limit} connections already")
         self._taken[key] += 1
         try:
             yield

@@ -7,37 +7,36 @@ the container's id in its name: a first process that has ended, and whose pid an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from kybernate.agent.access.caller import OwnContainer
 from kybernate.agent.access.peers import Peer
 from kybernate.messages.agent_pb2 import Container
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Denied
 from kybernate_shim.linux.cgroup.hierarchies import read_names
 from kybernate_shim.linux.credentials import is_below
 
 Cgroups = Mapping[str, str]  # names by controller
 
-
-class NoOwnContainer(Failure):
-    """The caller on the restricted socket is no process of a container that the agent knows."""
-
-    advice = "the socket is for processes in containers of Kybernate's shims; elsewhere, use the agent's own socket"
+NO_OWN_CONTAINER_ADVICE: Final = (
+    "the socket is for processes in containers of Kybernate's shims; elsewhere, use the agent's own socket"
+)
 
 
 def container_of(
     peer: Peer, containers: Iterable[Container], read: Callable[[int], Cgroups] = read_names
 ) -> OwnContainer:
-    """Return the container of a process that runs. Raises NoOwnContainer."""
+    """Return the container of a process that runs. Raises Denied."""
     try:
         cgroups = read(peer.pid)
     except ProcessLookupError:
         cgroups = {}
     if not peer.alive():
-        raise NoOwnContainer(f"process {peer.pid} has ended", state="nothing was done")
+        raise Denied(f"process {peer.pid} has ended", state="nothing was done", advice=NO_OWN_CONTAINER_ADVICE)
     found = [one for one in containers if _holds(one, cgroups, read)]
     if len(found) != 1:
         what = f"the cgroup of {len(found)} containers" if found else "no cgroup of a container of Kybernate's"
-        raise NoOwnContainer(f"process {peer.pid} is in {what}", state="nothing was done")
+        raise Denied(f"process {peer.pid} is in {what}", state="nothing was done", advice=NO_OWN_CONTAINER_ADVICE)
     one = found[0]
     return OwnContainer(one.namespace, one.id, one.pod_namespace, one.pod, one.name)
 

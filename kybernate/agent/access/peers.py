@@ -15,16 +15,13 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from kybernate.node.failure import Refused
 from kybernate_shim.linux.process import start_time
 from kybernate_shim.ttrpc.peer import credentials_of
 
 SO_PEERGROUPS: Final = 59  # not in Python's socket module, as the next one
 SO_PEERPIDFD: Final = 77
 MOST_GROUPS: Final = 256
-
-
-class PeerUnknown(Exception):
-    """The process at the other end has ended, is not visible here, or another may have its pid by now."""
 
 
 @dataclass
@@ -56,18 +53,18 @@ def process_of(connection: socket.socket, quiet_since: float) -> Peer:
     """Return the process that has connected with its descriptor.
 
     `quiet_since` is a time (CLOCK_BOOTTIME, seconds) at which the connection had not been made yet; it decides where
-    the kernel has no SO_PEERPIDFD. Raises PeerUnknown and OSError.
+    the kernel has no SO_PEERPIDFD. Raises Refused and OSError.
     """
     peer = peer_of(connection)
     if peer.pid <= 0:
-        raise PeerUnknown("its process is in a pid namespace that the agent cannot see")
+        raise Refused("its process is in a pid namespace that the agent cannot see")
     try:
         peer.pidfd = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
         peer.pidfd = _opened_since(peer.pid, quiet_since)
     if not peer.alive():
         peer.close()
-        raise PeerUnknown(f"process {peer.pid} has ended")
+        raise Refused(f"process {peer.pid} has ended")
     return peer
 
 
@@ -82,10 +79,10 @@ def _opened_since(pid: int, quiet_since: float) -> int:
         fd = os.pidfd_open(pid)
         started = (start_time(pid) + 1) / os.sysconf("SC_CLK_TCK")
     except ProcessLookupError as error:
-        raise PeerUnknown(f"process {pid} has ended") from error
+        raise Refused(f"process {pid} has ended") from error
     if started > quiet_since:
         os.close(fd)
-        raise PeerUnknown(f"process {pid} is too young to be known for certain; connect again")
+        raise Refused(f"process {pid} is too young to be known for certain; connect again")
     return fd
 
 

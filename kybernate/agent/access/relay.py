@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kybernate.node.failure import Refused
+
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, section 3.4: each client begins with it
 PREFACE_SECONDS: Final = 10.0
 CLOSING_SECONDS: Final = 5.0
 CHUNK: Final = 1 << 16
-
-
-class NoClient(Exception):
-    """What has connected does not begin as a client of HTTP/2 does."""
 
 
 @dataclass
@@ -56,7 +54,7 @@ async def stream_of(connection: socket.socket, **tls: Any) -> Stream:
 
 
 async def preface_of(client: Stream) -> bool:
-    """Read how the client begins: one that does not in time keeps no place. Raises NoClient and OSError.
+    """Read how the client begins: one that does not in time keeps no place. Raises Refused and OSError.
 
     False: it has connected and left, as a process does that only looks whether the agent runs.
     """
@@ -66,11 +64,11 @@ async def preface_of(client: Stream) -> bool:
     except asyncio.IncompleteReadError as error:
         if not error.partial:
             return False
-        raise NoClient("it has sent too little") from error
+        raise Refused("it has sent too little") from error
     except TimeoutError as error:
-        raise NoClient(f"it has sent nothing, or too little, in {PREFACE_SECONDS:.0f} s") from error
+        raise Refused(f"it has sent nothing, or too little, in {PREFACE_SECONDS:.0f} s") from error
     if begin != PREFACE:
-        raise NoClient("it does not speak HTTP/2")
+        raise Refused("it does not speak HTTP/2")
     return True
 
 

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.messages import device_plugin_pb2 as wire
+from kybernate.node.failure import Refused
 from kybernate.seats.groups import Place
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 CONTROL_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 CDI_KIND: Final = "nvidia.com/gpu"
-
-
-class SeatRefused(Exception):
-    """A container cannot have what kubelet asks for. The pod's event shows the message."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +73,15 @@ def _rank(place: Place, load: Mapping[int, int]) -> tuple[int, int, tuple[int, .
 def allocation(
     places: Mapping[str, Place], wanted: Sequence[str], gpus: NodeGpus, *, by_cdi: bool, control_nodes: Sequence[str]
 ) -> wire.ContainerAllocateResponse:
-    """Return what a container with one seat gets: environment, annotations, and its GPUs. Raises SeatRefused."""
+    """Return what a container with one seat gets: environment, annotations, and its GPUs. Raises Refused."""
     if len(wanted) != 1:
-        raise SeatRefused(
+        raise Refused(
             f"a container can have one seat, and asks for {len(wanted)} ({', '.join(sorted(wanted))}): "
             "set the resource's limit to 1, or use a profile with more GPUs"
         )
     place = places.get(wanted[0])
     if place is None:
-        raise SeatRefused(f"this node has no seat {wanted[0]}: groups or profiles have changed since it was advertised")
+        raise Refused(f"this node has no seat {wanted[0]}: groups or profiles have changed since it was advertised")
     group = place.group
     indices = ",".join(map(str, group.gpus))
     answer = wire.ContainerAllocateResponse(

@@ -10,16 +10,10 @@ from typing import Any, Final
 
 import grpc
 
-from kybernate.agent.device_plugin.answers import (
-    CONTROL_NODES,
-    NodeGpus,
-    SeatRefused,
-    allocation,
-    devices,
-    preferred,
-)
+from kybernate.agent.device_plugin.answers import CONTROL_NODES, NodeGpus, allocation, devices, preferred
 from kybernate.messages import device_plugin_pb2 as wire
 from kybernate.messages import device_plugin_pb2_grpc as services
+from kybernate.node.failure import Refused
 from kybernate.seats.groups import Place, Profile
 
 VERSION: Final = "v1beta1"
@@ -116,7 +110,7 @@ class Resource(services.DevicePluginServicer):
                 answers.append(
                     allocation(self.places, one.devices_ids, self._gpus, by_cdi=self._by_cdi, control_nodes=nodes)
                 )
-        except SeatRefused as error:
+        except Refused as error:
             self.log.warning("seat.refused", resource=self.profile.resource, error=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         names = [name for one in request.container_requests for name in one.devices_ids]

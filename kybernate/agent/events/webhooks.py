@@ -38,17 +38,11 @@ JOURNAL_SECONDS = 10.0  # until a journal that cannot be used is tried again
 LEVELS = ("info", "warning", "error")
 
 
-class HookRefused(Failure):
-    """A URL cannot be that of a webhook."""
-
-    advice = "give an https:// or http:// URL with a host"
-
-
 @dataclass(frozen=True)
 class Hook:
     """A receiver. `types` are patterns such as "container.*", none means all; `level` is the least severe one.
 
-    Raises HookRefused for a URL of another scheme.
+    Raises Failure for a URL of another scheme.
     """
 
     url: str
@@ -59,7 +53,10 @@ class Hook:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("https", "http") or not parts.hostname:
-            raise HookRefused(f"the URL of a webhook has the scheme {parts.scheme!r} and the host {parts.hostname!r}")
+            raise Failure(
+                f"the URL of a webhook has the scheme {parts.scheme!r} and the host {parts.hostname!r}",
+                advice="give an https:// or http:// URL with a host",
+            )
 
     @property
     def title(self) -> str:

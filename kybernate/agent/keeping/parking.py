@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import Containerd
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Missing
 from kybernate.node.restore import remove
 from kybernate.registry.catalogue import Catalogue, every
-from kybernate.registry.failures import ImageNotRegistered
 from kybernate.registry.model import Filter
 from kybernate.verbs.node import ParkedContainer
 
@@ -112,7 +111,7 @@ class Parking:
                 try:
                     await asyncio.to_thread(work)
                     return
-                except ImageNotRegistered as error:  # it will be in a moment, by the same end of the operation
+                except Missing as error:  # it will be in a moment, by the same end of the operation
                     last: Failure = error
                 except Failure as error:
                     last = error

@@ -19,11 +19,11 @@ from kybernate.agent.journal import JournalUnusable
 from kybernate.agent.kubernetes.pods import Pod
 from kybernate.agent.kubernetes.requests import Asked, Known, Requests, asked_of, mistakes_of
 from kybernate.agent.kubernetes.story import Subject, Told
-from kybernate.agent.operations.errors import AgentStopping, TooManyOperations
+from kybernate.agent.operations.errors import TOO_MANY_OPERATIONS_ADVICE
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdUnreachable
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Exhausted, Failure, Unavailable
 from kybernate.node.lookup import KnownContainer
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.model import Operation, State, Submission
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kybernate_shim.logs import Log
 
 SCOPE: Final = "kubernetes"  # of the keys of these operations
-LATER: Final = (AgentStopping, TooManyOperations, JournalUnusable, ContainerdUnreachable)  # refuse for a while only
+LATER: Final = (Unavailable, Exhausted, JournalUnusable, ContainerdUnreachable)  # refuse for a while only
 RETRY_SECONDS: Final = 10.0
 PER_MINUTE: Final = 30  # requests of one namespace
 MOST_WARNED: Final = 4096
@@ -177,7 +177,10 @@ class Acting:
 
     async def _submit(self, pod: Pod, container: KnownContainer, known: Known) -> Operation:
         if not self._buckets.take(f"annotations {pod.namespace}", PER_MINUTE):
-            raise TooManyOperations(f"pods of namespace {pod.namespace} ask for more than {PER_MINUTE} images a minute")
+            raise Exhausted(
+                f"pods of namespace {pod.namespace} ask for more than {PER_MINUTE} images a minute",
+                advice=TOO_MANY_OPERATIONS_ADVICE,
+            )
         await self.quota.require_room(self._directory(pod), "", container.pid)
         return await self.engine.submit(
             Submission(

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kybernate.agent.operations.errors import DeadlinePassed, GivenUp
+from kybernate.agent.operations.errors import DeadlinePassed
+from kybernate.node.failure import Failure
 from kybernate.verbs.errors import fault_of
 from kybernate.verbs.model import GPU, Cause, Fault, Limits, Observation, Operation, Result, Seen, State
 
@@ -129,9 +130,10 @@ def _of_absent(operation: Operation, seen: Observation, now: float) -> Action:
     if operation.is_late(now):
         return Finish(operation, State.FAILED, fault=_late(operation), note=seen.note)
     if operation.attempts >= MOST_ATTEMPTS:
-        error = GivenUp(
+        error = Failure(
             f"the {operation.verb} was begun {operation.attempts} times, and each time the agent lost sight of it",
             state=seen.note,
+            advice="the notes of the operation and the agent's log say what ended it each time",
         )
         return Finish(operation, State.FAILED, fault=fault_of(error), note=seen.note)
     return Start(operation, again=True)

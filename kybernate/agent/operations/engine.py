@@ -17,7 +17,7 @@ from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.agent.operations import decide as deciding
 from kybernate.agent.operations.attendance import LOG, Attendance
 from kybernate.agent.operations.decide import Action, Attend, Finish, Interrupt, Observe, RollBack, Start, Undo, decide
-from kybernate.agent.operations.errors import AgentStopping
+from kybernate.agent.operations.errors import AGENT_STOPPING_ADVICE
 from kybernate.agent.operations.events import Events, OperationEvents
 from kybernate.agent.operations.executor import Executor
 from kybernate.agent.operations.identify import new_id
@@ -28,6 +28,7 @@ from kybernate.agent.operations.tracks import Tracks
 from kybernate.agent.operations.validate import require_valid
 from kybernate.agent.operations.watchers import Watchers
 from kybernate.messages import agent_pb2
+from kybernate.node.failure import Unavailable
 from kybernate.verbs.model import Limits, Observation, Operation, Report, Seen, State, Submission
 
 RETRY_SECONDS = 1.0  # between attempts to write to a journal that cannot be written
@@ -84,33 +85,33 @@ class Engine:
         """Take a request. Its operation is in the journal when this returns.
 
         The same key and request mean the same operation, also concurrently, after a restart and after its end. Raises
-        KeyReused, RequestInvalid, TooManyOperations, PathClaimed, AgentStopping, JournalUnusable, and what the executor
+        Claimed, Invalid, Exhausted, Unavailable, JournalUnusable, and what the executor
         has against it, such as ContainerNotFound.
         """
         require_valid(submission)
         return await self._whole(self._submit(submission))
 
     async def get(self, id: str) -> Operation:
-        """Return an operation as it is now. Raises OperationNotFound."""
+        """Return an operation as it is now. Raises Missing."""
         known = self._operations.get(id)
         return self._tracks.with_progress(known if known is not None else await self._store.get(id))
 
     async def list(self, wanted: Wanted = Wanted()) -> Sequence[Operation]:  # noqa: B008  # frozen
-        """Return operations, newest first. Raises OperationNotFound for an unknown `before`."""
+        """Return operations, newest first. Raises Missing for an unknown `before`."""
         return [
             self._tracks.with_progress(self._operations.get(operation.id, operation))
             for operation in await self._store.list(wanted)
         ]
 
     async def watch(self, id: str) -> AsyncIterator[Operation]:
-        """Yield an operation as it is now and with each change; the last one is final. Raises OperationNotFound."""
+        """Yield an operation as it is now and with each change; the last one is final. Raises Missing."""
         with self._watchers.follow(id) as watcher:
             watcher.put(await self.get(id))
             async for operation in watcher.read():
                 yield operation
 
     async def cancel(self, id: str) -> Operation:
-        """Undo an operation. One that has ended or is being undone stays as it is. Raises OperationNotFound."""
+        """Undo an operation. One that has ended or is being undone stays as it is. Raises Missing."""
         return await self._whole(self._cancel(id))
 
     async def run(self) -> None:
@@ -162,7 +163,7 @@ class Engine:
             if known := await self._store.find_key(submission):
                 return self._tracks.with_progress(self._operations.get(known.id, known))
             if self._stopping:
-                raise AgentStopping("the agent is stopping", state="no operation was begun")
+                raise Unavailable("the agent is stopping", state="no operation was begun", advice=AGENT_STOPPING_ADVICE)
             now, limits = self._clock(), self._limits()
             id = self._last_id = new_id(now, self._last_id)
             arguments = await self._executor.meant(submission.arguments)

@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 
 from kybernate.agent.operations.store import Wanted
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Invalid
 from kybernate.registry.model import require_labels
-from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.every import VERBS
 from kybernate.verbs.model import Arguments, Submission
 from kybernate.verbs.wire import STATES, operation_message
@@ -26,7 +26,7 @@ def submission_of(request: Any, requester: str, *, scope: str = "") -> Submissio
 
 
 def submission(arguments: Arguments, options: wire.Options, requester: str, *, scope: str = "") -> Submission:
-    """Return a submission of what the arguments ask for. Raises LabelInvalid and RequestInvalid."""
+    """Return a submission of what the arguments ask for. Raises Invalid."""
     require_bounded(options)
     return Submission(
         arguments=arguments,
@@ -58,10 +58,10 @@ __all__ = ["arguments_of", "operation_message", "submission", "submission_of", "
 
 
 def require_bounded(options: wire.Options) -> None:
-    """Raise LabelInvalid or RequestInvalid for labels and a key that are not kept: a container chooses them."""
+    """Raise Invalid or Invalid for labels and a key that are not kept: a container chooses them."""
     require_labels(options.labels, state="no operation was begun")
     if len(options.idempotency_key) > LONGEST_KEY:
-        raise RequestInvalid(
+        raise Invalid(
             f"the idempotency key has {len(options.idempotency_key)} characters, at most {LONGEST_KEY} are kept",
             state="no operation was begun",
         )

@@ -14,7 +14,8 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from kybernate.agent.journal import Journal, JournalUnusable
-from kybernate.agent.operations.errors import KeyReused, OperationNotFound, PathClaimed, TooManyOperations
+from kybernate.agent.operations.errors import OPERATION_NOT_FOUND_ADVICE, TOO_MANY_OPERATIONS_ADVICE
+from kybernate.node.failure import Claimed, Exhausted, Missing
 from kybernate.verbs.model import FINAL, MOVES, Arguments, Fault, Operation, Result, State, Step, Submission, Target
 
 DEFAULT_LIST = 100
@@ -79,7 +80,7 @@ class Store:
         self._journal, self._verbs = journal, verbs
 
     async def find_key(self, submission: Submission) -> Operation | None:
-        """Return the operation that the request's key means. Raises KeyReused where it was another request's."""
+        """Return the operation that the request's key means. Raises Claimed where it was another request's."""
         return (
             await self._journal.run(lambda connection: _by_key(connection, submission, self._verbs))
             if submission.key
@@ -89,7 +90,7 @@ class Store:
     async def add(self, operation: Operation, submission: Submission, *, pending: int) -> Operation:
         """Journal a new operation and return it with its number; with a known key, return the operation it means.
 
-        Raises KeyReused, PathClaimed, and TooManyOperations where `pending` operations have not ended.
+        Raises Claimed and Exhausted where `pending` operations have not ended.
         """
 
         def work(connection: sqlite3.Connection) -> Operation:
@@ -108,7 +109,7 @@ class Store:
         return await self._journal.run(work)
 
     async def write(self, operation: Operation) -> None:
-        """Journal a change. Raises OperationNotFound where no operation of this id can change any more."""
+        """Journal a change. Raises Missing where no operation of this id can change any more."""
 
         def work(connection: sqlite3.Connection) -> None:
             cursor = connection.execute(
@@ -125,17 +126,20 @@ class Store:
                 ),
             )
             if cursor.rowcount != 1:
-                raise OperationNotFound(f"no operation {operation.id} could be changed: it has ended, or is not known")
+                raise Missing(
+                    f"no operation {operation.id} could be changed: it has ended, or is not known",
+                    advice=OPERATION_NOT_FOUND_ADVICE,
+                )
 
         await self._journal.run(work)
 
     async def get(self, id: str) -> Operation:
-        """Return one operation. Raises OperationNotFound."""
+        """Return one operation. Raises Missing."""
 
         def work(connection: sqlite3.Connection) -> Operation:
             row = connection.execute("SELECT * FROM operations WHERE id = ?", (id,)).fetchone()
             if row is None:
-                raise OperationNotFound(f"there is no operation {id!r}")
+                raise Missing(f"there is no operation {id!r}", advice=OPERATION_NOT_FOUND_ADVICE)
             return decode(row, self._verbs)
 
         return await self._journal.run(work)
@@ -150,7 +154,7 @@ class Store:
         return await self._journal.run(work)
 
     async def list(self, wanted: Wanted) -> Sequence[Operation]:
-        """Return the operations that are wanted. An unknown `before` raises OperationNotFound."""
+        """Return the operations that are wanted. An unknown `before` raises Missing."""
         return await self._journal.run(lambda connection: _listed(connection, wanted, self._verbs))
 
     async def last_id(self) -> str:
@@ -266,9 +270,10 @@ def _by_key(connection: sqlite3.Connection, submission: Submission, verbs: Verbs
     if row is None:
         return None
     if row["request"] != fingerprint(submission):
-        raise KeyReused(
+        raise Claimed(
             f"the idempotency key {submission.key!r} belongs to operation {row['id']}, which is another request",
             state="no operation was begun",
+            advice="use a new key for each new request, and the same one only to repeat a request",
         )
     return decode(row, verbs)
 
@@ -276,8 +281,10 @@ def _by_key(connection: sqlite3.Connection, submission: Submission, verbs: Verbs
 def _require_room(connection: sqlite3.Connection, most: int) -> None:
     row = connection.execute(f"SELECT count(*) FROM operations WHERE state NOT IN ({_FINAL})").fetchone()
     if row[0] >= most:
-        raise TooManyOperations(
-            f"{row[0]} operations have not ended, and {most} are the most", state="nothing was begun"
+        raise Exhausted(
+            f"{row[0]} operations have not ended, and {most} are the most",
+            state="nothing was begun",
+            advice=TOO_MANY_OPERATIONS_ADVICE,
         )
 
 
@@ -286,7 +293,11 @@ def _require_unclaimed(connection: sqlite3.Connection, path: str) -> None:
         f"SELECT id, verb FROM operations WHERE writes = ? AND writes != '' AND state NOT IN ({_FINAL})", (path,)
     ).fetchone()
     if row is not None:
-        raise PathClaimed(f"the {row['verb']} {row['id']} writes to {path}", state="no operation was begun")
+        raise Claimed(
+            f"the {row['verb']} {row['id']} writes to {path}",
+            state="no operation was begun",
+            advice="name another place, or wait for that operation",
+        )
 
 
 def _insert(connection: sqlite3.Connection, operation: Operation) -> int:
@@ -326,7 +337,7 @@ def _listed(connection: sqlite3.Connection, wanted: Wanted, verbs: Verbs) -> lis
     if wanted.before:
         found = connection.execute("SELECT number FROM operations WHERE id = ?", (wanted.before,)).fetchone()
         if found is None:
-            raise OperationNotFound(f"there is no operation {wanted.before!r}")
+            raise Missing(f"there is no operation {wanted.before!r}", advice=OPERATION_NOT_FOUND_ADVICE)
         conditions.append("number < ?")
         values.append(found["number"])
     limit = min(wanted.limit or DEFAULT_LIST, MOST_LIST)

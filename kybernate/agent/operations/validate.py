@@ -11,7 +11,7 @@ MOST_LABEL = 1024  # characters, of a label's name and of its value
 
 
 def require_valid(submission: Submission) -> None:
-    """Raise RequestInvalid, with the field."""
+    """Raise Invalid, with the field."""
     require(len(submission.key) <= MOST_KEY, "idempotency_key", f"has more than {MOST_KEY} characters")
     require(len(submission.labels) <= MOST_LABELS, "labels", f"are more than {MOST_LABELS}")
     for pair in submission.labels.items():

@@ -21,8 +21,7 @@ from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.storage.store_index import Indexed, index_store
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.failure import Failure
-from kybernate.node.naming import ImageAmbiguous
+from kybernate.node.failure import Ambiguous, Failure
 from kybernate.registry.location import registry_url
 from kybernate.store.movement.turns import Turns
 from kybernate.store.streaming.left import remove_all_left
@@ -82,7 +81,7 @@ class Images(Part):
         """Return the directory that a name means here; None without a registry that answers: then the disk decides."""
         try:
             return self.replicas.image_of(name)
-        except ImageAmbiguous:
+        except Ambiguous:
             raise
         except Failure:
             return None

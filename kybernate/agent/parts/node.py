@@ -13,18 +13,19 @@ from kybernate.agent.events.cursors import Cursors
 from kybernate.agent.events.log import EventLog, Sink
 from kybernate.agent.events.store import SCHEMA as EVENTS
 from kybernate.agent.events.store import EventStore
-from kybernate.agent.events.webhooks import HookRefused, Webhooks
+from kybernate.agent.events.webhooks import Webhooks
 from kybernate.agent.inventory.inventory import Inventory
-from kybernate.agent.journal import Journal, JournalUnusable
+from kybernate.agent.journal import Journal
 from kybernate.agent.keeping.uses import SCHEMA as USES
 from kybernate.agent.kubernetes.requests import SCHEMA as REQUESTS
 from kybernate.agent.lifetime import Watchdog
-from kybernate.agent.live import WebhookKeyUnusable, hooks_of
+from kybernate.agent.live import hooks_of
 from kybernate.agent.operations.store import SCHEMA as OPERATIONS
 from kybernate.agent.part import Part, Work
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd_async import AsyncContainerd
+from kybernate.node.failure import Failure
 
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent
@@ -64,7 +65,7 @@ class Events(Part):
         self._sinks: list[Sink] = []
 
     async def start(self) -> None:
-        """Raises HookRefused and WebhookKeyUnusable."""
+        """Raises Failure."""
         agent = self._agent
         settings, journal = agent.settings(), agent.records.journal
         self.containerd = await self.closing.enter_async_context(AsyncContainerd(str(settings.containerd)))
@@ -91,7 +92,7 @@ class Events(Part):
             return
         try:
             await self._webhooks.configure(hooks_of(now))
-        except (WebhookKeyUnusable, HookRefused, JournalUnusable) as error:
+        except Failure as error:
             self._agent.not_applied(error)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from kybernate.agent.access.caller import OwnContainer
-from kybernate.agent.access.certificates import CertificatesUnusable
 from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.live import own_findings
 from kybernate.agent.part import Part, Work
@@ -27,6 +26,7 @@ from kybernate.agent.service.room import RoomForShims
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
+from kybernate.node.failure import Failure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ class Sockets(Part):
         self._serving = Serving(agent.settings, agent.config, agent.known.of_our_shims, agent.log, agent.given)
 
     async def start(self) -> None:
-        """Raises SocketUnusable and CertificatesUnusable."""
+        """Raises Failure."""
         await self._agent.operations.engine.ready()
         self.closing.push_async_callback(self._serving.stop)
         self.closing.callback(self._agent.events.hub.close)
@@ -59,7 +59,7 @@ class Sockets(Part):
     async def reload(self, before: Settings) -> None:
         try:
             self._serving.refresh()
-        except CertificatesUnusable as error:
+        except Failure as error:
             self._agent.not_applied(error)
 
     async def drain(self, seconds: float) -> None:

@@ -117,7 +117,7 @@ class Telemetry(Part):
         self._agent = agent
 
     async def start(self) -> None:
-        """Raises MetricsUnavailable."""
+        """Raises Failure."""
         agent, settings = self._agent, self._agent.settings()
         if settings.metrics.listen:
             from kybernate.agent.telemetry.metrics import Metrics
@@ -127,11 +127,12 @@ class Telemetry(Part):
             self.closing.push_async_callback(scraping.close)
             agent.operations.ended.hear(metrics.ended)
         if settings.tracing.endpoint:
-            from kybernate.agent.telemetry.tracing import Tracing, TracingUnavailable
+            from kybernate.agent.telemetry.tracing import Tracing
+            from kybernate.node.failure import Failure
 
             try:
                 tracing = Tracing.to(settings.tracing.endpoint, agent.name)
-            except TracingUnavailable as error:
+            except Failure as error:
                 agent.log.warning("tracing.refused", error=str(error), advice=error.advice)
             else:
                 self.closing.push_async_callback(asyncio.to_thread, tracing.close)

@@ -21,7 +21,6 @@ from kybernate.agent.access.front import Connected
 from kybernate.agent.access.relay import Stream
 from kybernate.agent.access.roles import NODE, permits
 from kybernate.agent.sending.leases import Lease, Leases, NotOpen
-from kybernate.agent.sending.opened import ImageUnreadable
 from kybernate.node.failure import Failure
 
 METHOD: Final = f"/{NODE}.Peers/OpenImage"  # who may call it may read
@@ -116,7 +115,7 @@ class ImageFiles:
                     await _drained(client)
                     offset += count
                     lease.sent_bytes += count
-        except ImageUnreadable as error:
+        except Failure as error:
             raise _Refused(HTTPStatus.CONFLICT, str(error)) from error
         except OSError as error:  # of the disk, or of the network: the client asks again
             client.writer.transport.abort()

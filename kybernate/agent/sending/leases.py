@@ -15,17 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kybernate.agent.sending.opened import OpenedImage
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Exhausted, Failure
 
 LASTS_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 5.0
 MOST_OPEN: Final = 32  # by one certificate
-
-
-class TooManyImages(Failure):
-    """A caller has as many images open as it may."""
-
-    advice = "close those that are not read any more; they close by themselves after a minute"
 
 
 class NotOpen(Failure):
@@ -55,9 +49,13 @@ class Leases:
         self._known: dict[str, Lease] = {}
 
     def add(self, image: OpenedImage, caller: str) -> Lease:
-        """Take over an image for a caller. Raises TooManyImages; the image stays the caller's to close then."""
+        """Take over an image for a caller. Raises Exhausted; the image stays the caller's to close then."""
         if sum(one.caller == caller for one in self._known.values()) >= MOST_OPEN:
-            raise TooManyImages(f"{caller} has {MOST_OPEN} images open", state="nothing was opened")
+            raise Exhausted(
+                f"{caller} has {MOST_OPEN} images open",
+                state="nothing was opened",
+                advice="close those that are not read any more; they close by themselves after a minute",
+            )
         lease = Lease(image, caller, used=self._clock())
         self._known[lease.token] = lease
         return lease

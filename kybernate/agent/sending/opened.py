@@ -24,11 +24,7 @@ MOST_HOLES: Final = 10_000  # of an image, so that its description stays small
 
 Extent = tuple[int, int]  # offset, bytes
 
-
-class ImageUnreadable(Failure):
-    """The image, or one of its files, is not there any more, or is not what its manifest says."""
-
-    advice = "`kybernate images` on the node that has the image shows what is wrong with it"
+IMAGE_UNREADABLE_ADVICE: Final = "`kybernate images` on the node that has the image shows what is wrong with it"
 
 
 @dataclass(frozen=True)
@@ -43,19 +39,19 @@ class OpenedImage:
 
     @classmethod
     def of(cls, directory: Path) -> OpenedImage:
-        """Open an image. Raises ImageUnreadable."""
+        """Open an image. Raises Failure."""
         try:
             descriptor = try_lock_directory(directory, shared=True)
         except OSError as error:
-            raise ImageUnreadable(f"{directory} cannot be opened: {error.strerror}") from error
+            raise Failure(f"{directory} cannot be opened: {error.strerror}", advice=IMAGE_UNREADABLE_ADVICE) from error
         if descriptor is None:
-            raise ImageUnreadable(f"{directory} is being removed", state="nothing was opened")
+            raise Failure(f"{directory} is being removed", state="nothing was opened", advice=IMAGE_UNREADABLE_ADVICE)
         try:
             content = read_plain(NAME, directory=descriptor, most=MOST_BYTES)
             manifest = decode(content)
         except (OSError, ManifestInvalid) as error:
             os.close(descriptor)
-            raise ImageUnreadable(f"{directory} is no whole image: {error}") from error
+            raise Failure(f"{directory} is no whole image: {error}", advice=IMAGE_UNREADABLE_ADVICE) from error
         return cls(directory, content, manifest, manifest.stored_files, descriptor)
 
     def close(self) -> None:
@@ -63,23 +59,26 @@ class OpenedImage:
 
     @contextmanager
     def file(self, number: int) -> Iterator[int]:
-        """Give a descriptor of a file, which has the manifest's size. Raises ImageUnreadable."""
+        """Give a descriptor of a file, which has the manifest's size. Raises Failure."""
         file = self.files[number]
         try:
             descriptor = open_plain(file.name, directory=self._descriptor)
         except OSError as error:
-            raise ImageUnreadable(f"{self.directory / file.name} cannot be read: {error.strerror}") from error
+            raise Failure(
+                f"{self.directory / file.name} cannot be read: {error.strerror}", advice=IMAGE_UNREADABLE_ADVICE
+            ) from error
         try:
             if (found := os.fstat(descriptor).st_size) != file.size:
-                raise ImageUnreadable(
-                    f"{self.directory / file.name} has {found} bytes, and {file.size} in the manifest"
+                raise Failure(
+                    f"{self.directory / file.name} has {found} bytes, and {file.size} in the manifest",
+                    advice=IMAGE_UNREADABLE_ADVICE,
                 )
             yield descriptor
         finally:
             os.close(descriptor)
 
     def holes(self) -> list[list[Extent]]:
-        """Return the large holes of each file. Raises ImageUnreadable."""
+        """Return the large holes of each file. Raises Failure."""
         left, found = MOST_HOLES, []
         for number, file in enumerate(self.files):
             with self.file(number) as descriptor:

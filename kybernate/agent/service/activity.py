@@ -9,7 +9,7 @@ from kybernate.agent.inventory.containers import Key
 from kybernate.agent.inventory.inventory import Inventory
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import ActivityServicer
-from kybernate.verbs.errors import RequestInvalid
+from kybernate.node.failure import Invalid
 
 
 class Activity(ActivityServicer):
@@ -22,12 +22,12 @@ class Activity(ActivityServicer):
         keys = self._keys(request)
         seconds = request.lasts.ToTimedelta().total_seconds()
         if seconds < 0:
-            raise RequestInvalid("lasts is negative", state="nothing was noted")
+            raise Invalid("lasts is negative", state="nothing was noted")
         self._inventory.reports.report(CALLER.get().key, keys, request.in_flight, seconds)
         return wire.ReportActivityResponse(containers=len(keys))
 
     def _keys(self, request: wire.ReportActivityRequest) -> list[Key]:
-        """Return the containers that a report is about. Raises ContainerNotFound, NameAmbiguous, RequestInvalid."""
+        """Return the containers that a report is about. Raises ContainerNotFound, Ambiguous, Invalid."""
         match request.WhichOneof("of"):
             case "container":
                 found = self._inventory.find(request.container, request.namespace)
@@ -37,4 +37,4 @@ class Activity(ActivityServicer):
                 return [
                     (one.namespace, one.id) for one in live if f"{one.pod_namespace}/{one.workload}" == request.workload
                 ]
-        raise RequestInvalid("neither container nor workload is given", state="nothing was noted")
+        raise Invalid("neither container nor workload is given", state="nothing was noted")

@@ -39,12 +39,6 @@ MOST_SECOND: Final = 2  # of namespaces that have one already; so the places are
 MOST_WAITING: Final = 64  # for a place, in the order in which they came
 
 
-class TooManyFetches(Failure):
-    """So many images arrive for containers already that no more are begun."""
-
-    advice = "the container is created again by its client; until then some of them have arrived"
-
-
 @dataclass
 class _Fetch:
     """An image that arrives: `begun` is set when its restore may begin, `bytes` when they are known."""
@@ -88,7 +82,7 @@ class Fetches:
     async def fetch(self, namespace: str, name: str) -> Path:
         """Bring an image, and return its directory when its restore may begin; the rest arrives afterwards.
 
-        Raises ImageNotInTier, ImageUntrusted, StoreFull, TooManyFetches, and what the tier that has it raises.
+        Raises ImageNotInTier, ImageUntrusted, StoreFull, Failure, and what the tier that has it raises.
         """
         if not NAME.fullmatch(name) or (namespace and not NAMESPACE.fullmatch(namespace)):
             raise ImageNotInTier(f"{name[:300]!r} is not the name of an image")
@@ -106,7 +100,10 @@ class Fetches:
     def _begin(self, namespace: str, name: str) -> _Fetch:
         busy = Counter(other for other, _ in self._running)
         if len(self._running) >= MOST + MOST_WAITING or busy[namespace] >= MOST_OF_ONE:
-            raise TooManyFetches(f"{busy[namespace]} images of {namespace or 'no namespace'} arrive already")
+            raise Failure(
+                f"{busy[namespace]} images of {namespace or 'no namespace'} arrive already",
+                advice="the container is created again by its client; until then some of them have arrived",
+            )
         fetch = self._running[namespace, name] = _Fetch()
         fetch.task = asyncio.create_task(self._in_turn(namespace, name, fetch, second=busy[namespace] > 0))
         fetch.task.add_done_callback(lambda task: self._ended(namespace, name, task))

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.agent.inventory.gpus import Activity
-from kybernate.agent.operations.errors import AgentStopping
+from kybernate.agent.operations.errors import AGENT_STOPPING_ADVICE
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 
 PREFIX: Final = "idle-"  # begins the ids of waits, which no operation has
 KEPT: Final = 1024  # waits, ended ones included
@@ -47,10 +47,10 @@ class Idleness:
     ) -> wire.Operation:
         """Call `submit` after so many seconds without a call or a `look` that differs; return what stands for that.
 
-        A wait with the same idempotency key is the same wait. Raises AgentStopping.
+        A wait with the same idempotency key is the same wait. Raises Unavailable.
         """
         if self._stopping:
-            raise AgentStopping("the agent is stopping", state="nothing was begun")
+            raise Unavailable("the agent is stopping", state="nothing was begun", advice=AGENT_STOPPING_ADVICE)
         known = self._waits.get(container)
         if known is not None and key and known.key == key:
             return known.operation

@@ -26,9 +26,8 @@ from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import SelfServicer
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Denied, Exhausted, Failure, Invalid
 from kybernate.verbs.checkpoint import Checkpoint
-from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.model import FINAL, Arguments, Operation, State
 from kybernate.verbs.suspend import Suspend
 
@@ -41,20 +40,6 @@ SHOWN: Final = ("namespace", "id", "title", "pod_namespace", "pod", "name", "ima
 PLAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # names of Kubernetes: RFC 1123
 IDLE_SECONDS: Final = 60.0
 MOST_IDLE_SECONDS: Final = 86400.0
-
-
-class AlreadyPending(Failure):
-    """An operation on the caller's container has not ended yet."""
-
-    advice = "wait for it: `GetOperation`"
-
-
-class NotYours(Failure):
-    """The operation is not about the caller's container, or another one asked for it."""
-
-
-class NoPlace(Failure):
-    """A container's namespace has a name that no directory of images can have."""
 
 
 class Own(SelfServicer):
@@ -138,7 +123,7 @@ class Own(SelfServicer):
             return waiting
         found = await self._own(waiting.id if waiting is not None else request.id, own)
         if found.scope != caller.key:
-            raise NotYours(f"operation {found.id} was begun by {found.requester}", state="it continues")
+            raise Denied(f"operation {found.id} was begun by {found.requester}", state="it continues")
         return operation_message(await self._engine.cancel(found.id))
 
     def _caller(self, *, interrupts: bool = True) -> tuple[Caller, OwnContainer]:
@@ -155,27 +140,30 @@ class Own(SelfServicer):
         )
 
     async def _pending(self, own: OwnContainer, options: wire.Options, caller: Caller) -> Operation | None:
-        """Return the operation that is pending where the request is its repetition. Raises AlreadyPending."""
+        """Return the operation that is pending where the request is its repetition. Raises Exhausted."""
         found = await self._engine.list(Wanted(states=ACTIVE, container=own.id))
         for operation in found:
             if not _is_about(operation, own):
                 continue
             if operation.key and operation.key == options.idempotency_key and operation.scope == caller.key:
                 return operation
-            raise AlreadyPending(f"operation {operation.id} ({operation.verb}) of this container has not ended")
+            raise Exhausted(
+                f"operation {operation.id} ({operation.verb}) of this container has not ended",
+                advice="wait for it: `GetOperation`",
+            )
         return None
 
     async def _own(self, id: str, own: OwnContainer) -> Operation:
         found = await self._engine.get(id)
         if not _is_about(found, own):
-            raise NotYours(f"no operation {id} of this container")
+            raise Denied(f"no operation {id} of this container")
         return found
 
 
 def require_no_meaning(labels: Iterable[str]) -> None:
-    """Raise RequestInvalid for labels by which the agent marks operations, such as those of parked containers."""
+    """Raise Invalid for labels by which the agent marks operations, such as those of parked containers."""
     if meant := sorted(name for name in labels if name.startswith(RESERVED)):
-        raise RequestInvalid(
+        raise Invalid(
             f"labels: {meant[0]!r} begins with {RESERVED}, which containers may not set", state="no operation was begun"
         )
 
@@ -185,11 +173,11 @@ def _is_about(operation: Operation, own: OwnContainer) -> bool:
 
 
 def place_of(own: OwnContainer, root: Path) -> Path:
-    """Return the directory for images of a container: that of its namespace where it is a pod's. Raises NoPlace."""
+    """Return the directory for images of a container: that of its namespace where it is a pod's. Raises Failure."""
     if not own.pod:
         return root
     if not PLAIN.fullmatch(own.pod_namespace):
-        raise NoPlace(f"the namespace {own.pod_namespace!r} is no name of a directory", state="nothing was begun")
+        raise Failure(f"the namespace {own.pod_namespace!r} is no name of a directory", state="nothing was begun")
     return root / own.pod_namespace
 
 

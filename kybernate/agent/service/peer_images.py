@@ -11,9 +11,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from kybernate.agent.access.caller import CALLER
 from kybernate.agent.sending.leases import LASTS_SECONDS, Leases
-from kybernate.agent.sending.opened import Extent, ImageUnreadable, OpenedImage
+from kybernate.agent.sending.opened import IMAGE_UNREADABLE_ADVICE, Extent, OpenedImage
 from kybernate.messages import peer_pb2 as wire
 from kybernate.messages.peer_pb2_grpc import PeersServicer
+from kybernate.node.failure import Failure
 from kybernate.registry.catalogue import Catalogue
 from kybernate.registry.model import RegisteredCopy, Replica
 from kybernate_shim.checkpoint.image.locate import NAME
@@ -48,13 +49,17 @@ class PeerImages(PeersServicer):
         return wire.CloseImageResponse()
 
     def _replica(self, name: str) -> Replica:
-        """Return the replica of an image on this node. Raises ImageUnreadable, and what the registry does."""
+        """Return the replica of an image on this node. Raises Failure, and what the registry does."""
         catalogue = self._catalogue()
         row = catalogue.get(name)
         here = [copy for copy in catalogue.copies(name) if copy.row.key == row.key and _is_of(copy, catalogue.node)]
         whole = [copy.replica for copy in here if copy.replica.state == "complete"]
         if not whole:
-            raise ImageUnreadable(f"this node has no whole copy of image {name}", state="nothing was opened")
+            raise Failure(
+                f"this node has no whole copy of image {name}",
+                state="nothing was opened",
+                advice=IMAGE_UNREADABLE_ADVICE,
+            )
         return whole[0]
 
 

@@ -13,8 +13,7 @@ from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.named import to_bring
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
-from kybernate.node.failure import Failure
-from kybernate.node.naming import ImageAmbiguous
+from kybernate.node.failure import Ambiguous, Failure
 from kybernate.store.errors import StoreUnreachable
 from kybernate.store.in_thread import in_thread
 from kybernate.store.movement.turns import Turns
@@ -28,12 +27,6 @@ if TYPE_CHECKING:  # libraries of the extra `store`
     from kybernate.store.streaming.copies import Copies, CopyPlace
 
 LOOKUP_SECONDS = 60.0  # for a store that answers slowly
-
-
-class ArrivalImpossible(Failure):
-    """The agent cannot have memory mounted where shims see it."""
-
-    advice = "run the agent by its packaged unit, or in the host's mount namespace; or promote the image to the disk"
 
 
 class Arrivals:
@@ -52,7 +45,7 @@ class Arrivals:
         """
         try:
             found = to_bring(name, self._replicas.copies_of(name), stored=stored)
-        except ImageAmbiguous:  # the store may have replaced one by the other since
+        except Ambiguous:  # the store may have replaced one by the other since
             if not self._settings().url:
                 raise
             found = None
@@ -147,8 +140,12 @@ async def _memory(restore: str) -> AsyncIterator[Path]:
     try:
         directory = await in_thread(memory.__enter__)
     except OSError as error:
-        raise ArrivalImpossible(
-            f"no memory can be mounted for the image: {error}", state="nothing was begun"
+        raise Failure(
+            f"no memory can be mounted for the image: {error}",
+            state="nothing was begun",
+            advice=(
+                "run the agent by its packaged unit, or in the host's mount namespace; or promote the image to the disk"
+            ),
         ) from error
     try:
         yield directory

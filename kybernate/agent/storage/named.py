@@ -10,17 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kybernate.agent.storage.node_tiers import OBJECT
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Missing
 from kybernate.node.naming import listed, the_only
-from kybernate.registry.failures import ImageNotRegistered
+from kybernate.registry.failures import IMAGE_NOT_REGISTERED_ADVICE
 from kybernate.registry.model import ImageRow
 from kybernate.store.tiers.tier import ImageNotInTier, Ref
-
-
-class ImageOutside(Failure):
-    """The image lies where no tier is: below a trusted root, or in a directory of its own."""
-
-    advice = "`kybernate import` takes it over"
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,7 @@ class TierCopy:
 
 
 def to_evict(name: str, tier: str, copies: Sequence[TierCopy]) -> Ref:
-    """Return the copy in a tier that `name` means. Raises ImageNotRegistered, ImageNotInTier and ImageAmbiguous."""
+    """Return the copy in a tier that `name` means. Raises Missing, ImageNotInTier and Ambiguous."""
     _require_some(name, copies)
     there = [copy for copy in copies if copy.tier == tier]
     if not there:
@@ -60,7 +54,7 @@ def to_copy(name: str, target: str, tiers: Sequence[str], copies: Sequence[TierC
     """Return the image that is copied to `target`; `tiers` are this node's, the fastest first.
 
     With `demote`, it is the one that leaves the tiers that are faster. Copies of this node come before others.
-    Raises ImageNotRegistered, ImageOutside and ImageAmbiguous.
+    Raises Missing, Failure and Ambiguous.
     """
     _require_some(name, copies)
     here = [copy for copy in copies if copy.tier and copy.tier != OBJECT]
@@ -69,13 +63,17 @@ def to_copy(name: str, target: str, tiers: Sequence[str], copies: Sequence[TierC
         return _only(name, chosen).ref
     if away := [copy for copy in copies if copy.is_elsewhere]:
         return _only(name, away).ref
-    raise ImageOutside(f"{name!r} is in no tier of this node:\n{_places(copies)}", state="nothing was done")
+    raise Failure(
+        f"{name!r} is in no tier of this node:\n{_places(copies)}",
+        state="nothing was done",
+        advice="`kybernate import` takes it over",
+    )
 
 
 def to_bring(name: str, copies: Sequence[TierCopy], *, stored: bool) -> TierCopy | None:
     """Return a copy of the image that other nodes or the object store have, with `stored` the object store alone.
 
-    None where they have none. Raises ImageAmbiguous.
+    None where they have none. Raises Ambiguous.
     """
     away = [copy for copy in copies if copy.is_elsewhere and (copy.tier == OBJECT or not stored)]
     images = {copy.row.key: copy for copy in reversed(away)}  # whose copies may be called differently
@@ -93,7 +91,9 @@ def _only(name: str, copies: Iterable[TierCopy]) -> TierCopy:
 
 def _require_some(name: str, copies: Sequence[TierCopy]) -> None:
     if not copies:
-        raise ImageNotRegistered(f"the registry has no image {name!r}", state="nothing was done")
+        raise Missing(
+            f"the registry has no image {name!r}", state="nothing was done", advice=IMAGE_NOT_REGISTERED_ADVICE
+        )
 
 
 def _places(copies: Iterable[TierCopy]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kybernate.agent.settings import StoreSettings
 from kybernate.agent.tier_settings import Tiers
@@ -23,11 +23,9 @@ if TYPE_CHECKING:  # libraries of the extra `store`
 RAM, DISK, OBJECT = "ram", "disk", "object"  # names of tiers, the fastest first
 INDEX = "store-index.db"
 
-
-class TierMissing(Failure):
-    """The node has no tier of that name."""
-
-    advice = "`memory_root` in shim.toml makes the tier `ram`, `store.url` in agent.toml the tier `object`"
+TIER_MISSING_ADVICE: Final = (
+    "`memory_root` in shim.toml makes the tier `ram`, `store.url` in agent.toml the tier `object`"
+)
 
 
 class NodeTiers:
@@ -64,7 +62,7 @@ class NodeTiers:
     def sources(self, target: str, nodes: Iterable[str]) -> list[Tier]:
         """Return the tiers that an image may be copied from, the fastest first; `nodes` are others that have it.
 
-        The object store takes images of this node alone. Raises PeersNotConfigured.
+        The object store takes images of this node alone. Raises Failure.
         """
         if target == OBJECT:
             return [*self.local()]
@@ -77,9 +75,9 @@ class NodeTiers:
         return [tier for tier in (*self.local(), *self._stored()) if tier.name != name]
 
     async def peer(self, node: str) -> Tier:
-        """Return the tier of another node. Raises PeersNotConfigured, and TierMissing where no node is reached."""
+        """Return the tier of another node. Raises Failure where no node is reached."""
         if self._peer is None:
-            raise TierMissing(f"this agent reaches no other node, and so not {node}")
+            raise Failure(f"this agent reaches no other node, and so not {node}", advice=TIER_MISSING_ADVICE)
         return self._peer(node)
 
     def names(self) -> list[str]:
@@ -87,13 +85,13 @@ class NodeTiers:
         return [*(tier.name for tier in self.local()), *([OBJECT] if self._settings().url else [])]
 
     async def named(self, name: str) -> Tier:
-        """Return the tier of that name. Raises TierMissing, and what opening the store does."""
+        """Return the tier of that name. Raises Failure, and what opening the store does."""
         if name == OBJECT and self._settings().url:
             return await self.object()
         for tier in self.local():
             if tier.name == name:
                 return tier
-        raise TierMissing(f"this node has no tier {name!r}: it has {', '.join(self.names())}")
+        raise Failure(f"this node has no tier {name!r}: it has {', '.join(self.names())}", advice=TIER_MISSING_ADVICE)
 
     async def object(self) -> ObjectTier:
         """Return the object store. Raises StoreInvalid, StoreUnreachable, StoreDenied."""

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from kybernate.agent.storage.named import TierCopy
 from kybernate.agent.storage.node_tiers import DISK, RAM
+from kybernate.node.failure import Missing
 from kybernate.node.images import places_called
 from kybernate.node.naming import the_only
 from kybernate.node.trusted import KeysUnreadable
 from kybernate.registry.artefacts import Artefacts, described
 from kybernate.registry.catalogue import Catalogue
-from kybernate.registry.failures import ImageNotRegistered
 from kybernate.registry.model import ImageRow, RegisteredCopy, Replica
 from kybernate.store.tiers.tier import Held, Ref
 from kybernate_shim.checkpoint.image.locate import NAME
@@ -82,7 +82,7 @@ class Replicas:
     def image_of(self, name: str) -> Path | None:
         """Return the directory of the image that a name means on this node, None where it means none.
 
-        Of an image that is on the disk and in memory under one name, it is the one on the disk. Raises ImageAmbiguous.
+        Of an image that is on the disk and in memory under one name, it is the one on the disk. Raises Ambiguous.
         """
         here = [copy for copy in self.copies_of(name) if copy.is_here]
         if not here:
@@ -163,7 +163,7 @@ class Replicas:
         """Note that an object store no longer has the image at a place."""
         try:
             self._catalogue().drop_replica(place, node=NO_NODE)
-        except ImageNotRegistered:
+        except Missing:
             pass
 
 

@@ -28,12 +28,6 @@ GPU: Final = (("total", "memory of the GPU"), ("used", "of it in use"), ("free",
 TIER: Final = (("capacity", "size of the tier"), ("used", "of it in use by images"), ("free", "of it free"))
 
 
-class MetricsUnavailable(Failure):
-    """The address for Prometheus cannot be listened on."""
-
-    advice = "correct `metrics.listen` in agent.toml"
-
-
 class Metrics:
     """What is counted. `ended` is called once for each operation that ends."""
 
@@ -65,7 +59,7 @@ class Metrics:
     async def serve(self, listen: str, hub: Hub) -> tuple[Scraping, int]:
         """Answer Prometheus on HOST:PORT until what is returned is closed; return the port, too.
 
-        Raises MetricsUnavailable.
+        Raises Failure.
         """
         self.registry.register(Gauges(hub, asyncio.get_running_loop()))
         host, _, port = listen.rpartition(":")
@@ -73,7 +67,9 @@ class Metrics:
         try:
             return scraping, await scraping.listen(host.strip("[]"), int(port))
         except OSError as error:
-            raise MetricsUnavailable(f"cannot serve metrics on {listen}: {error}") from error
+            raise Failure(
+                f"cannot serve metrics on {listen}: {error}", advice="correct `metrics.listen` in agent.toml"
+            ) from error
 
     def _rendered(self, accept: str) -> Rendered:
         encode, kind = choose_encoder(accept)

@@ -15,7 +15,8 @@ from typing import Final
 
 import h11
 
-from kybernate.agent.pending import Pending, PlaceLost
+from kybernate.agent.pending import Pending
+from kybernate.node.failure import Refused
 
 MOST_CONNECTIONS: Final = 64
 SECONDS: Final = 10.0  # for a request and its answer
@@ -51,7 +52,7 @@ class Scraping:
         try:
             async with self._pending.one("metrics", MOST_CONNECTIONS, SECONDS):
                 await self._answer(reader, writer)
-        except (PlaceLost, OSError, h11.RemoteProtocolError):
+        except (Refused, OSError, h11.RemoteProtocolError):
             pass
         finally:
             writer.transport.abort()

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 SERVICE: Final = "kybernate-agent"
 
 
-class TracingUnavailable(Failure):
-    """Traces are configured, and the packages that send them are not installed. Nothing else is affected."""
-
-    advice = "pip install 'kybernate[tracing]' into the agent's environment, or remove `tracing.endpoint`"
-
-
 class Tracing:
     """Sends traces through `processor`."""
 
@@ -38,12 +32,15 @@ class Tracing:
 
     @classmethod
     def to(cls, endpoint: str, node: str) -> Tracing:
-        """Send to a collector, in batches and from a thread. Raises TracingUnavailable."""
+        """Send to a collector, in batches and from a thread. Raises Failure."""
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            raise TracingUnavailable(f"no traces are sent to {endpoint}: {error}") from error
+            raise Failure(
+                f"no traces are sent to {endpoint}: {error}",
+                advice="pip install 'kybernate[tracing]' into the agent's environment, or remove `tracing.endpoint`",
+            ) from error
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint)), node)
 
     def ended(self, operation: wire.Operation) -> None:

@@ -23,11 +23,7 @@ from kybernate.agent.watch.identity import KINDS, identity
 from kybernate.agent.watch.log import MOST_BYTES, MOST_ENTRIES, ChangeLog, Entry
 from kybernate.agent.watch.revisions import last_event, of_event
 from kybernate.messages import agent_pb2 as api
-from kybernate.node.failure import Failure
-
-
-class KindUnknown(Failure):
-    """A client wants to watch a kind of object that there is not."""
+from kybernate.node.failure import Invalid
 
 
 class History(Protocol):
@@ -119,7 +115,7 @@ class Hub:
         """Yield every change after `revision`, see the module, until `close`.
 
         `instance` is that of the agent that gave the revision, empty where unknown; `kinds` limits what is delivered.
-        The iterator has to be closed by `aclosing`. Raises KindUnknown.
+        The iterator has to be closed by `aclosing`. Raises Invalid.
         """
         wanted = wanted_kinds(kinds)
         position = self._log.after(revision) if self._is_own(revision, instance) else None
@@ -190,7 +186,7 @@ class Hub:
 
 
 def wanted_kinds(kinds: Collection[str]) -> frozenset[str]:
-    """Return the kinds that a client wants, all where it names none. Raises KindUnknown."""
+    """Return the kinds that a client wants, all where it names none. Raises Invalid."""
     if unknown := sorted(set(kinds) - set(KINDS)):
-        raise KindUnknown(f"there are no objects of the kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
+        raise Invalid(f"there are no objects of the kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
     return frozenset(kinds or KINDS)

@@ -11,16 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Ambiguous, Failure, Invalid, Missing
 from kybernate.registry.beside import read
 from kybernate.registry.catalogue import Catalogue
-from kybernate.registry.failures import (
-    ImageNotRegistered,
-    ImageNotUnique,
-    LabelInvalid,
-    NotKeptBeside,
-    PageTokenInvalid,
-)
+from kybernate.registry.failures import NotKeptBeside
 from kybernate.registry.model import EPOCH, Annotations, Filter, ImageRow, Replica, TierTotals
 from kybernate_shim.checkpoint.image.manifest import Lineage
 from tests.contract.registry.rows import from_source, labelled, row
@@ -50,14 +44,14 @@ def test_image_is_found_by_each_of_its_names(catalogue: Catalogue) -> None:
     for name in (image.key, image.id, "00000007", "image-7", "shop/image-7", "/images/shop/image-7"):
         assert catalogue.get(name) == image
     for name in ("", "0000000", "000", "image", "shop", "bank/image-7", "%", "IMAGE-7", "'; --"):
-        with pytest.raises((ImageNotRegistered, ImageNotUnique)) as caught:
+        with pytest.raises((Missing, Ambiguous), match=r"registry has no image|is the name of") as caught:
             catalogue.get(name)
-        assert isinstance(caught.value, ImageNotUnique) == (name == "0000000")
+        assert isinstance(caught.value, Ambiguous) == (name == "0000000")
 
 
 def test_ambiguous_name_lists_the_images_and_the_node_decides(catalogue: Catalogue, tmp_path: Path) -> None:
     added(catalogue, 1, 2)
-    with pytest.raises(ImageNotUnique, match="2 images: /images/shop/image-2, /images/shop/image-1"):
+    with pytest.raises(Ambiguous, match="2 images: /images/shop/image-2, /images/shop/image-1"):
         catalogue.get("00000")
     mine = catalogue.add(on_disk(tmp_path / "a", 3))
     assert catalogue.get("00000") == mine
@@ -111,10 +105,10 @@ def test_page_token_is_bound_to_its_list(catalogue: Catalogue) -> None:
     assert ids(catalogue.list(Filter(namespace="shop"), token=token).images) == [2, 1]
     forged = ["x", "=", "\0", token[:-2], token + "AA", token.swapcase(), "A" * 10_000]
     for bad in forged:
-        with pytest.raises(PageTokenInvalid):
+        with pytest.raises(Invalid, match="page token"):
             catalogue.list(Filter(namespace="shop"), token=bad)
     for other in (Filter(), Filter(namespace="bank"), Filter(namespace="shop", pinned=True)):
-        with pytest.raises(PageTokenInvalid):
+        with pytest.raises(Invalid, match="page token"):
             catalogue.list(other, token=token)
 
 
@@ -164,9 +158,9 @@ def test_labels_and_pins_change_alone(catalogue: Catalogue) -> None:
 )
 def test_label_that_is_none_is_refused(catalogue: Catalogue, labels: dict[str, str]) -> None:
     (before,) = added(catalogue, 1)
-    with pytest.raises(LabelInvalid):
+    with pytest.raises(Invalid, match="label"):
         catalogue.label("image-1", labels)
-    with pytest.raises(LabelInvalid):
+    with pytest.raises(Invalid, match="label"):
         catalogue.label("image-1", {f"n{number}": "" for number in range(65)})
     assert catalogue.get("image-1") == before
 
@@ -186,7 +180,7 @@ def test_pinned_image_is_removed_by_force_alone(catalogue: Catalogue) -> None:
         catalogue.remove("image-1")
     catalogue.remove("image-1", force=True)
     assert catalogue.list().total == 0
-    with pytest.raises(ImageNotRegistered):
+    with pytest.raises(Missing, match=r"registry has no image|was removed"):
         catalogue.remove("image-1")
     assert catalogue.totals().tiers == ()
 
@@ -200,7 +194,7 @@ def test_replicas_come_and_go_and_the_image_goes_with_the_last(catalogue: Catalo
     catalogue.drop_replica("/images/shop/image-1", node="node-b")
     assert catalogue.get("s3://images/1").replicas == (whole,)
     catalogue.drop_replica("/nothing", node="node-b")
-    with pytest.raises(ImageNotRegistered):
+    with pytest.raises(Missing, match=r"registry has no image|was removed"):
         catalogue.checked("s3://images/1", node="node-c")
     catalogue.drop_replica("s3://images/1", node="")
     assert catalogue.list().total == 0
@@ -221,7 +215,7 @@ def test_checked_replica_keeps_what_was_found(catalogue: Catalogue) -> None:
     assert replica.findings == ("damaged",)
     (replica,) = catalogue.checked(place, node="node-b").replicas
     assert (replica.state, replica.reason, replica.findings) == ("complete", "", ())
-    with pytest.raises(ImageNotRegistered):
+    with pytest.raises(Missing, match=r"registry has no image|was removed"):
         catalogue.checked("/nowhere")
 
 

@@ -11,11 +11,11 @@ from threading import Event, Thread
 
 import pytest
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 from kybernate.registry import database as databases
 from kybernate.registry.beside import read
 from kybernate.registry.catalogue import Catalogue
-from kybernate.registry.failures import RegistryDamaged, RegistryUnreachable
+from kybernate.registry.failures import RegistryDamaged
 from kybernate.registry.model import Filter, Replica
 from tests.contract.registry.postgresql import PostgreSql
 from tests.contract.registry.rows import row
@@ -114,9 +114,9 @@ def test_server_that_stays_away_is_unreachable(server: PostgreSql, template: str
     with Catalogue(url, retry_seconds=0) as catalogue:
         server.stop()
         try:
-            with pytest.raises(RegistryUnreachable, match="does not answer"):
+            with pytest.raises(Unavailable, match="does not answer"):
                 catalogue.list()
-            with pytest.raises(RegistryUnreachable, match="does not answer"):
+            with pytest.raises(Unavailable, match="does not answer"):
                 Catalogue(url, retry_seconds=0)
         finally:
             server.start()
@@ -127,13 +127,13 @@ def test_what_our_role_may_not_do_is_no_damage(server: PostgreSql, template: str
     url = server.database(template)
     with Catalogue(url) as catalogue:
         catalogue.database.write(lambda one: one.exec_driver_sql("CREATE ROLE guest LOGIN"))
-    with pytest.raises(RegistryUnreachable, match="refused a statement: permission denied"):
+    with pytest.raises(Unavailable, match="refused a statement: permission denied"):
         Catalogue(url.replace("postgres@", "guest@"), retry_seconds=0)
 
 
 def test_password_is_not_shown(server: PostgreSql) -> None:
     url = server.url("absent").replace("postgres@", "postgres:hidden@")
-    with pytest.raises(RegistryUnreachable) as caught:
+    with pytest.raises(Unavailable, match="registry") as caught:
         Catalogue(url, retry_seconds=0)
     assert "hidden" not in str(caught.value)
     with pytest.raises(Failure, match="is in SQLite or in PostgreSQL") as refused:
@@ -146,7 +146,7 @@ def test_locked_file_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with Catalogue(f"sqlite:///{tmp_path}/r.db") as catalogue:
         other = sqlite3.connect(tmp_path / "r.db", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(RegistryUnreachable, match=r"changed by others all the time|locked by another process"):
+        with pytest.raises(Unavailable, match=r"changed by others all the time|locked by another process"):
             catalogue.add(row(1))
         assert catalogue.list().total == 0
         other.execute("ROLLBACK")
@@ -194,5 +194,5 @@ def test_file_is_roots_own(tmp_path: Path) -> None:
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / "deep").iterdir()} == {0o600}
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(RegistryUnreachable, match="can be written to by other users"):
+    with pytest.raises(Unavailable, match="can be written to by other users"):
         Catalogue(f"sqlite:///{tmp_path}/open/r.db")

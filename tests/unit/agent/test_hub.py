@@ -15,10 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kybernate.agent.events.store import SCHEMA, EventStore
 from kybernate.agent.journal import Journal
-from kybernate.agent.watch.hub import Hub, KindUnknown
+from kybernate.agent.watch.hub import Hub
 from kybernate.agent.watch.identity import KINDS, identity
 from kybernate.agent.watch.log import ENTRY_BYTES, ChangeLog, Entry
 from kybernate.messages import agent_pb2 as api
+from kybernate.node.failure import Invalid
 
 IDS = ("a", "b", "c")
 
@@ -274,7 +275,7 @@ def test_kinds_limit_what_is_delivered_and_unknown_ones_are_refused() -> None:
         changes = await read(hub, 3, 0, "", ["gpu"])
         assert changes[1].gpu.uuid == "g"
         assert changes[2].bookmark == api.BOOKMARK_SNAPSHOT_END
-        with pytest.raises(KindUnknown, match="pod"):
+        with pytest.raises(Invalid, match="pod"):
             await read(hub, 1, 0, "", ["pod"])
 
     asyncio.run(run())

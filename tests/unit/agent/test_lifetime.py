@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from kybernate.agent.journal import Journal
-from kybernate.agent.lifetime import AgentRunning, OnlyAgent, Watchdog
+from kybernate.agent.lifetime import OnlyAgent, Watchdog
 from kybernate.agent.notify import Notifier
+from kybernate.node.failure import Failure
 from tests.unit.agent.access.conftest import Log, soon
 
 
 def test_second_agent_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     first = OnlyAgent(tmp_path / "lock")
-    with pytest.raises(AgentRunning, match=str(tmp_path)):
+    with pytest.raises(Failure, match=str(tmp_path)):
         OnlyAgent(tmp_path / "lock")
     first.close()
     OnlyAgent(tmp_path / "lock").close()

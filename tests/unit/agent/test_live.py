@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.agent.live import WebhookKeyUnusable, hooks_of, limits_of, own_findings
+from kybernate.agent.live import hooks_of, limits_of, own_findings
 from kybernate.agent.settings import LiveSettings, OperationLimits, Settings, Webhook
 from kybernate.messages.agent_pb2 import Event
+from kybernate.node.failure import Failure
 
 
 def test_limits_are_those_of_the_settings() -> None:
@@ -41,7 +42,7 @@ def test_webhooks_without_their_secret_are_not_posted(tmp_path: Path, content: b
     key = tmp_path / "key"
     if content is not None:
         key.write_bytes(content)
-    with pytest.raises(WebhookKeyUnusable, match=str(key)):
+    with pytest.raises(Failure, match=str(key)):
         hooks_of(Webhook(("https://a.example/",), key))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.agent.part import Part, PartFailed, Parts, Work
+from kybernate.agent.part import Part, Parts, Work
 from kybernate.agent.settings import Settings
 from kybernate.node.failure import Failure
 
@@ -114,6 +114,6 @@ def test_work_that_fails_ends_the_agent_also_while_a_later_part_starts(waits: st
         finally:
             await parts.stop()
 
-    with pytest.raises(PartFailed, match="a"):
+    with pytest.raises(Failure, match="a"):
         asyncio.run(live())
     assert log.events == ["agent.failed"]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.pending import Pending, PlaceLost
+from kybernate.agent.pending import Pending
+from kybernate.node.failure import Refused
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(1, 6), st.integers(1, 12))
@@ -22,7 +23,7 @@ def test_newest_of_each_address_and_of_all_have_the_places(keys: list[str], limi
             try:
                 async with pending.one(key, limit, 600):
                     await asyncio.Event().wait()
-            except PlaceLost:
+            except Refused:
                 lost.append(number)
 
         tasks = []
@@ -49,7 +50,7 @@ def test_newest_of_each_address_and_of_all_have_the_places(keys: list[str], limi
 def test_what_takes_too_long_loses_its_place() -> None:
     async def main() -> None:
         pending = Pending()
-        with pytest.raises(PlaceLost, match="had not ended within"):
+        with pytest.raises(Refused, match="had not ended within"):
             async with pending.one("a", 1, 0.001):
                 await asyncio.Event().wait()
         async with pending.one("a", 1, 600):

@@ -31,7 +31,7 @@ def test_damage_that_a_verification_finds_is_kept_until_the_next_one(tmp_path: P
     try:
         assert verified(wire.FAILED, type="ImageDamaged", message=words) == ("damaged", words)
         assert registrar._registered(root / "web", None).replicas[0].state == "damaged"  # type: ignore[union-attr]
-        assert verified(wire.FAILED, type="NotVerified", message="no key") == ("damaged", words)
+        assert verified(wire.FAILED, type="Failure", message="no key") == ("damaged", words)
         assert verified(wire.SUCCEEDED) == ("complete", "")
     finally:
         registry.close()

@@ -12,15 +12,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.agent import sockets
-from kybernate.agent.sockets import (
-    SocketUnusable,
-    admit_readers,
-    for_containers,
-    for_readers,
-    on_tcp,
-    passed,
-    private_directory,
-)
+from kybernate.agent.sockets import admit_readers, for_containers, for_readers, on_tcp, passed, private_directory
+from kybernate.node.failure import Failure
 
 
 @pytest.fixture
@@ -76,7 +69,7 @@ def test_link_in_the_place_of_the_new_socket_is_not_followed(place: Path, monkey
 
 def test_what_is_no_socket_is_not_removed(place: Path) -> None:
     (place / "agent.sock").write_text("important")
-    with pytest.raises(SocketUnusable, match="Address already in use"):
+    with pytest.raises(Failure, match="Address already in use"):
         for_readers(place / "agent.sock", None)
     assert (place / "agent.sock").read_text() == "important"
 
@@ -87,16 +80,16 @@ def test_private_directory_is_emptied_and_is_no_link(place: Path) -> None:
     (private / "left").touch()
     assert not list(private_directory(place / "agent.sock").iterdir())
     private.chmod(0o750)
-    with pytest.raises(SocketUnusable, match="no directory of root's alone"):
+    with pytest.raises(Failure, match="no directory of root's alone"):
         private_directory(place / "agent.sock")
     private.rmdir()
     private.symlink_to(place)
-    with pytest.raises(SocketUnusable):
+    with pytest.raises(Failure, match="private"):
         private_directory(place / "agent.sock")
 
 
 def test_address_that_is_taken_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SocketUnusable, match="cannot listen on"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Failure, match="cannot listen on"):
         on_tcp(f"127.0.0.1:{taken.getsockname()[1]}")
     with on_tcp("[::1]:0") if socket.has_ipv6 else on_tcp("127.0.0.1:0") as listener:
         assert listener.getsockname()[1]

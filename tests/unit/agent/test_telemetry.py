@@ -17,9 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from kybernate.agent.telemetry import scraping
 from kybernate.agent.telemetry.ended import Ended
-from kybernate.agent.telemetry.metrics import Metrics, MetricsUnavailable
-from kybernate.agent.telemetry.tracing import Tracing, TracingUnavailable
+from kybernate.agent.telemetry.metrics import Metrics
+from kybernate.agent.telemetry.tracing import Tracing
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Failure
 
 
 class Hub:
@@ -82,7 +83,7 @@ def test_prometheus_gets_counters_and_what_is_known_now() -> None:
         metrics.ended(operation(wire.SUCCEEDED))
         server, port = await metrics.serve("127.0.0.1:0", hub)  # type: ignore[arg-type]
         try:
-            with pytest.raises(MetricsUnavailable, match="ddress already in use"):
+            with pytest.raises(Failure, match="ddress already in use"):
                 await Metrics().serve(f"127.0.0.1:{port}", hub)  # type: ignore[arg-type]
             return await asyncio.to_thread(scraped, port)
         finally:
@@ -189,7 +190,7 @@ def test_agent_without_the_packages_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(TracingUnavailable, match="no traces are sent to http://localhost:4317"):
+    with pytest.raises(Failure, match="no traces are sent to http://localhost:4317"):
         Tracing.to("http://localhost:4317", "gpu-1")
 
 

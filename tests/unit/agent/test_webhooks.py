@@ -29,8 +29,9 @@ from kybernate.agent.events.cursors import Cursors
 from kybernate.agent.events.delivery import LONGEST_SECONDS, LONGEST_WISH, pause_before, wish_of
 from kybernate.agent.events.log import EventLog
 from kybernate.agent.events.store import EventStore
-from kybernate.agent.events.webhooks import GIVE_UP_SECONDS, Hook, HookRefused, Timing, Webhooks
+from kybernate.agent.events.webhooks import GIVE_UP_SECONDS, Hook, Timing, Webhooks
 from kybernate.agent.journal import Journal
+from kybernate.node.failure import Failure
 from tests.unit.agent.receiver import Receiver, broken, receiver, status
 
 
@@ -268,7 +269,7 @@ def test_unknown_certificate_gets_nothing(journal: Journal, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/", "host/path", "https://", "unix:///x", ""])
 def test_other_schemes_are_refused(url: str) -> None:
-    with pytest.raises(HookRefused):
+    with pytest.raises(Failure, match="URL of a webhook"):
         Hook(url)
 
 

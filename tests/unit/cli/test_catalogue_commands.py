@@ -50,7 +50,7 @@ def test_copies_that_remain_are_named(node: Node, agent: FakeAgent) -> None:
 
 
 def test_pinned_image_is_refused(node: Node, agent: FakeAgent) -> None:
-    error = wire.Error(type="ImagePinned", message="/images/one is pinned", state="it is as it was")
+    error = wire.Error(type="Refused", message="/images/one is pinned", state="it is as it was")
     agent.failure = (grpc.StatusCode.FAILED_PRECONDITION, error)
     assert "is pinned" in node.run("rm", "one", "--yes", status=4).stderr
 

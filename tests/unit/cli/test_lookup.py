@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kybernate.node.lookup import ContainerNotFound, KnownContainer, NameAmbiguous, resolve
+from kybernate.node.failure import Ambiguous
+from kybernate.node.lookup import ContainerNotFound, KnownContainer, resolve
 
 POD, OTHER = "a" * 64, "b" * 64
 WEB = KnownContainer(
@@ -62,7 +63,7 @@ def test_name_means_container(query: str, meant: KnownContainer) -> None:
     ],
 )
 def test_ambiguous_name_lists_what_it_means(query: str, listed: tuple[KnownContainer, ...]) -> None:
-    with pytest.raises(NameAmbiguous) as raised:
+    with pytest.raises(Ambiguous, match="is the name of") as raised:
         resolve(query, [*NODE, SAME_ID])
     assert f"is the name of {len(listed)} containers:" in str(raised.value)
     lines = str(raised.value).splitlines()[1:]
@@ -76,5 +77,5 @@ def test_unknown_name_is_not_found(query: str) -> None:
 
 
 def test_ended_containers_are_told_apart_when_none_lives() -> None:
-    with pytest.raises(NameAmbiguous, match="no task"):
+    with pytest.raises(Ambiguous, match="no task"):
         resolve("d", [JOB_BEFORE, KnownContainer("k8s.io", "d22d")])

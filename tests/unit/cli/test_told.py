@@ -31,7 +31,7 @@ def agent(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     with (tmp_path / "shim.toml").open("a") as shim:
         shim.write(f'encryption_key = "{tmp_path}/image.key"\n')
     save(node.checkpoints / "i")
-    agent.failure = (grpc.StatusCode.NOT_FOUND, wire.Error(type="ImageNotRegistered", message="there is none"))
+    agent.failure = (grpc.StatusCode.NOT_FOUND, wire.Error(type="Missing", message="there is none"))
     yield agent
     agent.stop()
     shutil.rmtree(directory)
@@ -66,7 +66,7 @@ def test_agent_looks_at_what_each_command_has_brought(node: Node, agent: FakeAge
 
 def test_agent_that_refuses_is_a_warning(node: Node, agent: FakeAgent, tmp_path: Path) -> None:
     node.run("export", "i", str(tmp_path / "e"))
-    agent.failure = (grpc.StatusCode.UNAVAILABLE, wire.Error(type="RegistryUnreachable", message="no database"))
+    agent.failure = (grpc.StatusCode.UNAVAILABLE, wire.Error(type="Unavailable", message="no database"))
     done = node.run("pull", str(tmp_path / "e"), "pulled", "--yes")
     assert "kybernate: the agent does not know the image yet: no database" in done.stderr
     assert (node.checkpoints / "pulled").is_dir()

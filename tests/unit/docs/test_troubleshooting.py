@@ -15,10 +15,10 @@ PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 # Caught where they are raised, or the parents of those that are raised: no user ever reads them.
 INTERNAL = {
     "Abandoned", "Stopped", "ContextMismatch", "CudaError", "EventRefused", "Failed",
-    "ImageClosed", "LimitReached", "NoClient", "NotAnswered", "NotOnlyTheirs", "NotSealed",
+    "ImageClosed", "NotAnswered", "NotOnlyTheirs", "NotSealed",
     "NotUnderstood",
     "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",
-    "PeerUnknown", "PlaceLost", "TooLarge", "VramError", "_Again", "_Refused", "_Stopped",
+    "TooLarge", "VramError", "_Again", "_Refused", "_Stopped",
 }  # fmt: skip
 BUILT_IN = {"TimeoutError", "OSError", "FileNotFoundError", "LookupError"}
 SHORT = 12  # a text that has fewer letters says nothing by itself

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.node.naming import SHOWN, ImageAmbiguous, Names, is_place, meant, names_of, the_only
+from kybernate.node.failure import Ambiguous
+from kybernate.node.naming import SHOWN, Names, is_place, meant, names_of, the_only
 
 IDS: Final = ("1111-a", "1111-b", "2222-a", "web")
 PLACES: Final = ("/images/web", "/images/team/web", "s3://b/p#-/1111-a", "images/team/1111-a")
@@ -48,7 +49,7 @@ def test_no_copy_has_an_empty_name() -> None:
 
 def test_places_of_a_name_are_listed_up_to_a_number() -> None:
     assert the_only("web", ["/images/web"]) == "/images/web"
-    with pytest.raises(ImageAmbiguous) as caught:
+    with pytest.raises(Ambiguous, match="is the name of") as caught:
         the_only("web", [f"/images/{number}" for number in range(SHOWN + 5)])
     words = str(caught.value)
     assert (words.count("/images/"), "and 5 more" in words, caught.value.state) == (SHOWN, True, "nothing was done")

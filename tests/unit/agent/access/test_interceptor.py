@@ -18,11 +18,11 @@ from kybernate.agent.access.audit import REFUSALS_PER_MINUTE, AuditLog
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.access.interceptor import Access
 from kybernate.agent.access.limits import Buckets
-from kybernate.agent.access.own_container import NoOwnContainer
 from kybernate.agent.service.errors import DETAILS, Translate
 from kybernate.agent.settings import SelfSocket, Settings
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages import agent_pb2_grpc as services
+from kybernate.node.failure import Denied
 from kybernate_shim.config import Config
 from tests.unit.agent.access.conftest import Log
 
@@ -66,7 +66,7 @@ class Known:
     """Stands for the callers that a front knows: every connection is this one's."""
 
     who: Caller | None
-    failure: NoOwnContainer | None = None
+    failure: Denied | None = None
 
     def behind(self, peer: str) -> Known | None:
         return self if self.who else None
@@ -174,7 +174,7 @@ def test_readers_look_and_change_nothing(place: Path) -> None:
                 await agent.suspend()
             assert error.value.details() == "uid 1000 (pid 4711) may not call Suspend"
             details = wire.Error.FromString(dict(error.value.trailing_metadata())[DETAILS])
-            assert (details.type, details.state) == ("AccessDenied", "nothing was changed")
+            assert (details.type, details.state) == ("Denied", "nothing was changed")
             assert "tls.operators" in details.advice
             (line,) = agent.lines()
             assert (line["verb"], line["decision"], line["task"]) == ("suspend", "refused", "c1")
@@ -278,7 +278,7 @@ def test_container_has_a_rate_of_its_own(place: Path) -> None:
 def test_caller_that_is_gone_is_refused_and_noted(place: Path) -> None:
     async def main() -> None:
         async with running(place, OWN) as agent:
-            agent.known.failure = NoOwnContainer("process 12 has left container c1")
+            agent.known.failure = Denied("process 12 has left container c1")
             call = services.SelfStub(agent.channel).Checkpoint(wire.SelfCheckpointRequest(), timeout=10)
             assert await agent.refused(call) is grpc.StatusCode.PERMISSION_DENIED
             (line,) = agent.lines()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.access.limits import Buckets, LimitReached, Places
+from kybernate.agent.access.limits import Buckets, Places
+from kybernate.node.failure import Refused
 
 
 @given(st.integers(1, 20), st.lists(st.floats(0, 30), max_size=60))
@@ -40,7 +41,7 @@ def test_keys_have_buckets_of_their_own_and_are_forgotten() -> None:
 def test_place_is_free_again_after_its_block() -> None:
     places = Places()
     with places.one("a", 1):
-        with pytest.raises(LimitReached, match="a has 1"), places.one("a", 1):
+        with pytest.raises(Refused, match="a has 1"), places.one("a", 1):
             pass
         with places.one("b", 1):
             pass

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from kybernate.agent.device_plugin.answers import NodeGpus, SeatRefused, allocation, devices, preferred
+from kybernate.agent.device_plugin.answers import NodeGpus, allocation, devices, preferred
 from kybernate.agent.device_plugin.plugin import DevicePlugin
 from kybernate.agent.device_plugin.resource import Resource
+from kybernate.node.failure import Refused
 from kybernate.seats.groups import Group, Place, Profile, places
 from tests.fakes.kubelet import AdmissionRefused, Kubelet
 
@@ -178,7 +179,7 @@ def test_a_seat_has_the_numa_nodes_of_its_group() -> None:
 
 def test_names_that_are_not_known_fail_nothing() -> None:
     assert preferred(BY_NAME, ["g0-s1", "gone"], ["gone", "g1-s3"], 2, []) == ["g1-s3", "g0-s1"]
-    with pytest.raises(SeatRefused, match="this node has no seat gone"):
+    with pytest.raises(Refused, match="this node has no seat gone"):
         allocation(BY_NAME, ["gone"], GPUS, by_cdi=False, control_nodes=())
 
 

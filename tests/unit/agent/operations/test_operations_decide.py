@@ -151,7 +151,7 @@ def test_operation_that_has_begun(one: Operation, seen: Observation | None, expe
     assert actions == ([expected] if expected else [])
 
 
-@pytest.mark.parametrize(("one", "type"), [(LATE, "DeadlinePassed"), (TOO_OFTEN, "GivenUp")])
+@pytest.mark.parametrize(("one", "type"), [(LATE, "DeadlinePassed"), (TOO_OFTEN, "Failure")])
 def test_operation_that_left_nothing_is_not_begun_again_without_end(one: Operation, type: str) -> None:
     (action,) = decide([one], {one.id: Observation(Seen.ABSENT)}, Limits(), NOW)
     assert isinstance(action, Finish)

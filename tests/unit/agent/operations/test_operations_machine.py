@@ -21,9 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kybernate.agent.journal import JournalUnusable
 from kybernate.agent.operations.engine import Engine
-from kybernate.agent.operations.errors import KeyReused, TooManyOperations
 from kybernate.agent.operations.store import SCHEMA, decode, fingerprint
 from kybernate.messages import agent_pb2
+from kybernate.node.failure import Claimed, Exhausted
 from kybernate.node.lookup import ContainerNotFound
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.every import VERBS
@@ -152,9 +152,9 @@ class Operations(RuleBasedStateMachine):
         error = task.exception()
         if isinstance(error, JournalUnusable):
             assert self.world.full
-        elif isinstance(error, KeyReused):
+        elif isinstance(error, Claimed):
             assert self.keys.get(submission.key, ("", ""))[0] != fingerprint(submission)
-        elif isinstance(error, TooManyOperations):
+        elif isinstance(error, Exhausted):
             assert sum(not one.final for one in self.records()) >= LIMITS.pending
         elif error is not None:
             assert isinstance(error, ContainerNotFound), repr(error)

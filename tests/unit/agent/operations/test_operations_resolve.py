@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, Invalid, Refused
 from kybernate.node.lookup import ContainerNotFound
 from kybernate.node.shim import NoTask
 from kybernate.store.tiers.tier import Ref
 from kybernate.verbs.checkpoint import Checkpoint
-from kybernate.verbs.delete import Delete, ImagePinned
-from kybernate.verbs.errors import RequestInvalid
+from kybernate.verbs.delete import Delete
 from kybernate.verbs.export import Export
 from kybernate.verbs.importing import Import
 from kybernate.verbs.model import Arguments
@@ -46,18 +45,18 @@ def test_checkpoint_gets_a_place_of_its_own(node: FakeNode, counter: Any) -> Non
     [
         (Checkpoint("nothing"), ContainerNotFound),
         (Checkpoint("ended"), NoTask),
-        (Checkpoint("counter", path="../up"), RequestInvalid),
-        (Checkpoint("counter", path=".."), RequestInvalid),
-        (Checkpoint("counter", path="/a/../b"), RequestInvalid),
+        (Checkpoint("counter", path="../up"), Invalid),
+        (Checkpoint("counter", path=".."), Invalid),
+        (Checkpoint("counter", path="/a/../b"), Invalid),
         (Checkpoint("counter", path="first"), Refused),
-        (Swap("counter", "coun"), RequestInvalid),
+        (Swap("counter", "coun"), Invalid),
         (Verify("nothing"), ImageNotFound),
         (Delete("nothing"), ImageNotFound),
-        (Delete("pinned"), ImagePinned),
+        (Delete("pinned"), Refused),
         (Restore("first", name="counter"), Refused),
-        (Export("first", "relative"), RequestInvalid),
+        (Export("first", "relative"), Invalid),
         (Export("first", "/proc/version"), Refused),
-        (Export("first", "/no/such/directory/x.tar"), RequestInvalid),
+        (Export("first", "/no/such/directory/x.tar"), Invalid),
         (Import("/no/such/archive"), Failure),
     ],
 )

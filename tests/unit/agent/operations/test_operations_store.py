@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.agent.journal import Journal, JournalUnusable
-from kybernate.agent.operations.errors import KeyReused, OperationNotFound, PathClaimed, TooManyOperations
 from kybernate.agent.operations.identify import new_id
 from kybernate.agent.operations.store import SCHEMA, Store, Wanted, decode, encode, fingerprint
+from kybernate.node.failure import Claimed, Exhausted, Missing
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.every import VERBS
 from kybernate.verbs.model import FINAL, MOVES, Arguments, Fault, Operation, Result, State, Step, Submission, Target
@@ -105,7 +105,7 @@ def test_key_means_one_operation_also_after_its_end(store: Store) -> None:
 
 def test_key_of_another_request_is_refused_and_of_another_scope_is_not(store: Store) -> None:
     add(store, operation("a"), "k")
-    with pytest.raises(KeyReused, match="operation a"):
+    with pytest.raises(Claimed, match="operation a"):
         add(store, operation("b"), "k", labels={"x": "y"})
     assert add(store, operation("c"), "k", scope="container c1").id == "c"
 
@@ -120,7 +120,7 @@ def test_request_of_the_same_fields_is_the_same_whoever_asks() -> None:
 
 def test_place_belongs_to_one_operation_until_that_ends(store: Store) -> None:
     first = add(store, operation("a", writes="/images/x"))
-    with pytest.raises(PathClaimed, match="checkpoint a"):
+    with pytest.raises(Claimed, match="checkpoint a"):
         add(store, operation("b", writes="/images/x"))
     run(store.write(replace(first, state=State.CANCELLED, ended=2.0)))
     assert add(store, operation("c", writes="/images/x")).id == "c"
@@ -128,7 +128,7 @@ def test_place_belongs_to_one_operation_until_that_ends(store: Store) -> None:
 
 def test_only_so_many_operations_wait(store: Store) -> None:
     add(store, operation("a"))
-    with pytest.raises(TooManyOperations):
+    with pytest.raises(Exhausted, match=r"have not ended|more than"):
         run(store.add(operation("b"), Submission(Suspend("a")), pending=1))
 
 
@@ -156,7 +156,7 @@ def test_state_changes_as_the_table_has_it_or_not_at_all(
 def test_ended_operation_is_not_written_again(store: Store) -> None:
     one = add(store, operation("a"))
     run(store.write(replace(one, state=State.CANCELLED, ended=2.0)))
-    with pytest.raises(OperationNotFound):
+    with pytest.raises(Missing, match=r"there is no operation|could be changed"):
         run(store.write(replace(one, state=State.RUNNING)))
 
 
@@ -165,7 +165,7 @@ def test_list_is_newest_first_and_goes_on_before_an_operation(store: Store) -> N
         add(store, operation(f"op{number}"))
     assert [one.id for one in run(store.list(Wanted(limit=2)))] == ["op4", "op3"]
     assert [one.id for one in run(store.list(Wanted(limit=2, before="op3")))] == ["op2", "op1"]
-    with pytest.raises(OperationNotFound):
+    with pytest.raises(Missing, match=r"there is no operation|could be changed"):
         run(store.list(Wanted(before="op9")))
 
 

@@ -18,7 +18,7 @@ from kybernate.node.failure import Failure
 from kybernate.node.lookup import ContainerNotFound
 from kybernate.node.shim import NoTask, ShimRefused
 from kybernate.verbs.checkpoint import Checkpoint
-from kybernate.verbs.errors import NodeRebooted, OperationUndone, OutcomeUnknown, fault_of
+from kybernate.verbs.errors import OperationUndone, OutcomeUnknown, fault_of
 from kybernate.verbs.every import VERBS
 from kybernate.verbs.export import Export
 from kybernate.verbs.model import Arguments, Observation, Operation, Report, Result, Seen, Target
@@ -220,7 +220,7 @@ class SimulatedExecutor:
         if operation.id in self._world.images:
             return Observation(Seen.SUCCEEDED, "image", result=Result(path=operation.id))
         if operation.boot != str(self._world.boot):
-            return Observation(Seen.FAILED, fault=fault_of(NodeRebooted("rebooted")))
+            return Observation(Seen.FAILED, fault=fault_of(Failure("rebooted")))
         shim = self._world.shims.get(operation.target.container)
         if shim is None:
             return Observation(Seen.FAILED, fault=fault_of(NoTask("gone")))

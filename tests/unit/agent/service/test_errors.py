@@ -8,10 +8,9 @@ import grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.operations.errors import KeyReused, OperationNotFound
 from kybernate.agent.service.errors import CODES, DEFAULT, LONGEST, code_of, details_of
 from kybernate.messages.agent_pb2 import Error
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Claimed, Failure, Missing
 from tests.documentation import modules
 
 
@@ -37,14 +36,14 @@ def test_every_name_of_the_table_is_a_failure_once() -> None:
 
 
 def test_failure_has_the_code_of_its_class_or_its_nearest_parent() -> None:
-    class Particular(OperationNotFound):
+    class Particular(Missing):
         pass
 
     class Other(Failure):
         pass
 
     assert code_of(Particular("x")) is grpc.StatusCode.NOT_FOUND
-    assert code_of(KeyReused("x")) is grpc.StatusCode.ALREADY_EXISTS
+    assert code_of(Claimed("x")) is grpc.StatusCode.ALREADY_EXISTS
     assert code_of(Other("x")) is DEFAULT is grpc.StatusCode.FAILED_PRECONDITION
 
 

@@ -15,8 +15,8 @@ from kybernate.agent.service.checkpoints import Checkpoints
 from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Ambiguous
 from kybernate.registry.catalogue import Catalogue
-from kybernate.registry.failures import ImageNotUnique
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import signing_key
 from tests.fakes.images import write_image
@@ -64,7 +64,7 @@ def test_name_of_two_images_changes_none(service: Checkpoints, tmp_path: Path) -
 
     async def scenario() -> None:
         for name in ("m1", "3f6b"):
-            with pytest.raises(ImageNotUnique, match="2 images"):
+            with pytest.raises(Ambiguous, match="2 images"):
                 await service.PinImage(wire.PinImageRequest(image=name, pinned=True), None)
         place = f"{tmp_path}/images/m1"
         assert not (await service.GetImage(wire.GetImageRequest(image=place), None)).pinned

@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.inventory.gpus import Activity
 from kybernate.agent.keeping.parking import PARKED
-from kybernate.agent.operations.errors import AgentStopping, OperationNotFound
 from kybernate.agent.operations.store import Wanted
 from kybernate.agent.service import idle, quota
 from kybernate.agent.service.idle import Idleness
-from kybernate.agent.service.own_container import AlreadyPending, NoPlace, NotYours, Own, image_name, place_of
-from kybernate.agent.service.quota import Quota, QuotaReached
+from kybernate.agent.service.own_container import Own, image_name, place_of
+from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Denied, Exhausted, Failure, Invalid, Missing, Unavailable
 from kybernate.verbs.checkpoint import Checkpoint
-from kybernate.verbs.errors import RequestInvalid
 from kybernate.verbs.model import Operation, State, Submission, Target
 from kybernate.verbs.suspend import Suspend
 from tests.unit.agent.access.conftest import soon
@@ -53,7 +52,7 @@ class Engine:
 
     async def get(self, id: str) -> Operation:
         if id not in self.operations:
-            raise OperationNotFound(f"no operation {id}")
+            raise Missing(f"no operation {id}")
         return self.operations[id]
 
     async def list(self, wanted: Wanted) -> list[Operation]:
@@ -141,7 +140,7 @@ def test_second_operation_of_a_container_waits_for_the_end_of_the_first(world: W
     async def main() -> None:
         first, *refused = await asyncio.gather(*(world.checkpoint() for _ in range(3)), return_exceptions=True)
         assert isinstance(first, wire.Operation)
-        assert [type(one) for one in refused] == [AlreadyPending, AlreadyPending]
+        assert [type(one) for one in refused] == [Exhausted, Exhausted]
         await world.checkpoint(OTHERS)
         world.engine.end(first.id)
         await world.checkpoint()
@@ -153,7 +152,7 @@ def test_repetition_with_its_key_is_the_same_operation(world: World) -> None:
     async def main() -> None:
         first = await world.checkpoint(key="a")
         assert (await world.checkpoint(key="a")).id == first.id
-        with pytest.raises(AlreadyPending):
+        with pytest.raises(Exhausted, match="has not ended"):
             await world.checkpoint(key="b")
 
     asyncio.run(main())
@@ -163,9 +162,9 @@ def test_operations_of_others_can_be_neither_seen_nor_ended(world: World) -> Non
     async def main() -> None:
         theirs = await world.checkpoint(OTHERS)
         for attempt in (world.get(theirs.id), world.cancel(theirs.id)):
-            with pytest.raises(NotYours):
+            with pytest.raises(Denied, match=r"was begun by|of this container"):
                 await attempt
-        with pytest.raises(OperationNotFound):
+        with pytest.raises(Missing, match=r"no operation"):
             await world.get("nothing")
         assert (await world.get(theirs.id, OTHERS)).id == theirs.id
 
@@ -176,7 +175,7 @@ def test_operation_that_root_began_on_the_container_is_seen_and_not_ended(world:
     async def main() -> None:
         roots = await world.engine.submit(Submission(Suspend("c1", "k8s.io"), "uid 0 (pid 1)"))
         assert (await world.get(roots.id)).id == roots.id
-        with pytest.raises(NotYours, match="was begun by uid 0"):
+        with pytest.raises(Denied, match="was begun by uid 0"):
             await world.cancel(roots.id)
         assert world.engine.operations[roots.id].state == State.PENDING
 
@@ -202,7 +201,7 @@ def test_images_of_a_namespace_have_a_limit(world: World, tmp_path: Path, monkey
     asyncio.run(world.checkpoint())
     world.engine.end("op0")
     world.limit = 100_500
-    with pytest.raises(QuotaReached, match="up to 1000"):
+    with pytest.raises(Exhausted, match="up to 1000"):
         asyncio.run(world.checkpoint())
     assert len(world.engine.operations) == 1
 
@@ -217,7 +216,7 @@ def test_containers_of_a_namespace_share_its_limit_while_they_write(
 
     async def main() -> None:
         ended = await asyncio.gather(*map(world.checkpoint, others), return_exceptions=True)
-        assert [isinstance(one, QuotaReached) for one in ended].count(True) == 2
+        assert [isinstance(one, Exhausted) for one in ended].count(True) == 2
         assert len(world.engine.operations) == 2
         world.engine.end("op0")  # an image that takes nothing
         await world.checkpoint(next(own for own, one in zip(others, ended, strict=True) if isinstance(one, Exception)))
@@ -228,7 +227,7 @@ def test_containers_of_a_namespace_share_its_limit_while_they_write(
 def test_container_sets_no_label_that_means_something_to_the_agent(world: World) -> None:
     for name in (PARKED, "kybernate.io/anything"):
         request = wire.SelfCheckpointRequest(options=wire.Options(labels={name: "x", "mine": "y"}))
-        with pytest.raises(RequestInvalid, match="which containers may not set"):
+        with pytest.raises(Invalid, match="which containers may not set"):
             asyncio.run(called(MINE, world.service.Checkpoint(request, None)))
     request = wire.SelfCheckpointRequest(options=wire.Options(labels={"mine": "y"}))
     asyncio.run(called(MINE, world.service.Checkpoint(request, None)))
@@ -243,7 +242,7 @@ def test_no_namespace_leads_out_of_the_directory_of_images(namespace: str) -> No
     root = Path("/images")
     try:
         place = place_of(replace(MINE, pod_namespace=namespace), root)
-    except NoPlace:
+    except Failure:
         return
     assert place.parent == root
     assert Path(os.path.normpath(place)) == place
@@ -311,7 +310,7 @@ def test_call_of_the_container_ends_the_wait_and_that_of_another_does_not(world:
         waiting = await world.suspend(3600)
         await called(OTHERS, world.service.GetSelf(wire.GetSelfRequest(), None))
         assert (await world.get(waiting.id)).state == wire.PENDING
-        with pytest.raises(OperationNotFound):
+        with pytest.raises(Missing, match=r"no operation"):
             await world.get(waiting.id, OTHERS)
         await called(MINE, world.service.GetSelf(wire.GetSelfRequest(), None))
         assert (await world.get(waiting.id)).state == wire.CANCELLED
@@ -338,7 +337,7 @@ def test_suspend_that_is_refused_in_the_end_says_why(world: World) -> None:
         waiting = await world.suspend(0.05)
         await world.engine.submit(Submission(Suspend("c1", "k8s.io"), "uid 0 (pid 1)"))
         await soon(lambda: world.idleness.find("container k8s.io/c1", waiting.id).state == wire.FAILED)  # type: ignore[union-attr]
-        assert (await world.get(waiting.id)).error.type == "AlreadyPending"
+        assert (await world.get(waiting.id)).error.type == "Exhausted"
 
     asyncio.run(main())
 
@@ -348,7 +347,7 @@ def test_end_of_the_agent_ends_the_waits(world: World) -> None:
         waiting = await world.suspend(3600)
         world.idleness.stop()
         assert (await world.get(waiting.id)).state == wire.CANCELLED
-        with pytest.raises(AgentStopping):
+        with pytest.raises(Unavailable, match="agent is stopping"):
             await world.suspend(0.01)
 
     asyncio.run(main())
