@@ -91,6 +91,12 @@ class Keeper:
         """Look at all models now."""
         self._look.set()
 
+    async def look_at(self, name: str) -> None:
+        """Look at one model now. Raises Missing and Unavailable."""
+        kept = self.kept(name)
+        if not kept.works:
+            await self._next(kept, (await asyncio.to_thread(self._pods.list)).get(kept.entry.name))
+
     async def run(self) -> None:
         """Keep the models, without an end."""
         try:

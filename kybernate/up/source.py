@@ -27,6 +27,7 @@ from kybernate.up.room import LOOK_SECONDS, Gpu, Holder
 
 IN_WINDOW: Final = 1_000_000  # is added to the priority of a model
 WINDOW_SECONDS: Final = 5.0  # between two looks at the clock
+WAKES: Final = 3  # attempts for one request
 AGAIN_SECONDS: Final = 0.2  # between a wake that failed and the next
 SUSPEND_SECONDS: Final = 120.0  # after the last request
 AT_WORK: Final = (Phase.AWAKE, Phase.DRAINING, Phase.SUSPENDING)
@@ -65,6 +66,8 @@ class KeptModels:
             async for name, phase in self._agent.watch():
                 self._phases[name] = phase
                 self.keeper.room.changed()
+                if phase is Phase.ABSENT:
+                    self.keeper.look()
                 self._queue.put_nowait(name)
         except Failure as failure:
             self._queue.put_nowait(failure)
@@ -80,22 +83,18 @@ class KeptModels:
 
     async def wake(self, model: Model) -> None:
         """Have a model work: its program is started, and others put to sleep, where needed. Raises WakeFailed."""
-        try:
-            async with self.keeper.brought_up(model.name) as kept:
-                entry = kept.entry
-                if self._phases.get(model.name) is Phase.AWAKE and kept.done.settled:
-                    return
-                try:
-                    await self._wake_with(model, entry, kept.vram)
-                except WakeFailed:
-                    if not entry.devices:
-                        raise
-                    await asyncio.sleep(AGAIN_SECONDS)
-                    await self._wake_with(model, entry, None)  # its size may be another one: all others leave
-        except WakeFailed:
-            raise
-        except Failure as failure:
-            raise WakeFailed(str(failure), state=failure.state, advice=failure.advice) from failure
+        for left in range(WAKES, 0, -1):
+            try:
+                async with self.keeper.brought_up(model.name) as kept:
+                    if self._phases.get(model.name) is not Phase.AWAKE:
+                        await self._wake_with(model, kept.entry, kept.vram if left == WAKES else None)
+                return
+            except Failure as failure:
+                if left == 1 or not self.keeper.models[model.name].done.settled:
+                    raise WakeFailed(str(failure), state=failure.state, advice=failure.advice) from failure
+                # Its program may have ended, or its size be another one: then all others leave.
+                await asyncio.sleep(AGAIN_SECONDS)
+                await self.keeper.look_at(model.name)
 
     async def _wake_with(self, model: Model, entry: Entry, needed: int | None) -> None:
         async with self.keeper.room.taken(entry.name, entry.devices, needed, seconds=model.wake_timeout):

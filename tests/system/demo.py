@@ -38,7 +38,8 @@ URL, PAGE = "http://127.0.0.1:8080", "127.0.0.1:7070"
 COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"]
 # A model: it "loads" for a while, has its weights in VRAM, and every answer is read from there.
 SERVER = """
-import ctypes, http.server, json, os, secrets, sys, time
+import ctypes, http.server, json, os, secrets, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 port, name, size = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 cuda = ctypes.CDLL("libcuda.so.1")
 def call(function, *arguments):
