@@ -84,13 +84,15 @@ class KeptModels:
     async def wake(self, model: Model) -> None:
         """Have a model work: its program is started, and others put to sleep, where needed. Raises WakeFailed."""
         for left in range(WAKES, 0, -1):
+            started = False
             try:
                 async with self.keeper.brought_up(model.name) as kept:
+                    started = True
                     if self._phases.get(model.name) is not Phase.AWAKE:
                         await self._wake_with(model, kept.entry, kept.vram if left == WAKES else None)
                 return
             except Failure as failure:
-                if left == 1 or not self.keeper.models[model.name].done.settled:
+                if left == 1 or not started:
                     raise WakeFailed(str(failure), state=failure.state, advice=failure.advice) from failure
                 # Its program may have ended, or its size be another one: then all others leave.
                 await asyncio.sleep(AGAIN_SECONDS)
