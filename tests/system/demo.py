@@ -35,6 +35,8 @@ MODELS = ("poet", "coder", "critic")
 MIB = 1 << 20
 GPU_BYTES, MODEL_BYTES = 96 * MIB, 64 * MIB
 URL, PAGE = "http://127.0.0.1:8080", "127.0.0.1:7070"
+OF_NODE = ("kybernate", "containerd-shim")  # names of processes of the node: shims, their fork server
+RUN_BY_NODE = ("/demo/server.py", "import main; main() agent", "import main; main() up")  # and parts of command lines
 COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"]
 # A model: it "loads" for a while, has its weights in VRAM, and every answer is read from there.
 SERVER = """
@@ -166,7 +168,7 @@ class Machine:
         own = {os.getpid(), *(one.pid for one in psutil.Process().parents())}
         for process in psutil.process_iter(["cmdline", "name"]):
             words = " ".join(process.info["cmdline"] or [])
-            of_node = "/demo/server.py" in words or "kybernate" in f"{process.info['name']} {words}"
+            of_node = process.info["name"].startswith(OF_NODE) or any(one in words for one in RUN_BY_NODE)
             if of_node and process.pid not in own:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
