@@ -45,7 +45,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if b"end yourself" in body: os._exit(7)
         self.answer(json.dumps({"model": sys.argv[2], "loaded": loaded, "pid": os.getpid()}))
 print("loaded", loaded, flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+host = sys.argv[3] if sys.argv[3:] else "127.0.0.1"
+http.server.ThreadingHTTPServer((host, int(sys.argv[1])), Handler).serve_forever()
 """
 # The lab has no curl; of its options it needs --json and --retry.
 CURL = """
@@ -107,6 +108,11 @@ def of_image(name: str) -> str:
 
 def of_host(name: str) -> str:
     return f"  {name}: {{command: [/usr/bin/python3, {ARGUMENTS}], user: 1000}}"
+
+
+def in_pod(name: str) -> str:
+    """A model with a network of its own; its port is that of others, too."""
+    return f"  {name}: {{image: '{PYTHON}', command: [python3, {ARGUMENTS}, '0.0.0.0'], user: 1000, network: pod}}"
 
 
 def ask(model: str, text: str = "hello") -> Any:
@@ -306,6 +312,52 @@ def test_template_that_does_not_restore_is_replaced(machine: Machine) -> None:
     ask("one", "end yourself")
     eventually(lambda: loaded("one"), seconds=90)
     assert loaded("one") == second
+
+
+def test_models_have_networks_of_their_own(machine: Machine) -> None:
+    """By the node's CNI configuration: each comes back under another address, and is found there."""
+    machine.write(in_pod("one"), of_host("two"))
+    machine.up()
+    before = ready(machine, "one", "two")
+    first = machine.pods()["one"].address
+    assert first != machine.pods()["two"].address == "127.0.0.1"
+    ask("one", "end yourself")
+    eventually(lambda: loaded("one"), seconds=90)
+    assert loaded("one") == before["one"]
+    assert machine.pods()["one"].address != "127.0.0.1"
+
+
+def test_network_is_made_where_the_node_has_none_and_removed(machine: Machine) -> None:
+    node = Path("/etc/cni/net.d/10-lab.conflist")
+    away = node.with_suffix(".away")
+    node.rename(away)
+    try:
+        with Pods(PROJECT) as pods:
+            eventually(lambda: not pods.has_network())
+        machine.write(in_pod("one"))
+        machine.up()
+        before = ready(machine, "one")
+        assert machine.pods()["one"].address.startswith("10.200.")
+        assert "made the network" in machine.log()
+        rules = subprocess.run(
+            ["nft", "list", "table", "inet", "kybernate-up-lab"], capture_output=True, text=True, check=True
+        )
+        assert 'oifname "kyb-lab" drop' in rules.stdout
+        os.kill(control.running_process(PROJECT), signal.SIGKILL)  # a power cut
+        machine.kybernate("down", "models.yaml", "--keep-images", "--agent", machine.agent.address)
+        assert not Path("/sys/class/net/kyb-lab").exists()
+        assert subprocess.run(
+            ["nft", "list", "table", "inet", "kybernate-up-lab"], capture_output=True, check=False
+        ).returncode
+        assert sorted(Path("/etc/cni/net.d").iterdir()) == [away]
+        machine.up()
+        eventually(lambda: loaded("one"), seconds=90)
+        assert loaded("one") == before["one"]
+        machine.kybernate("down", "models.yaml", "--agent", machine.agent.address)
+    finally:
+        away.rename(node)
+        with Pods(PROJECT) as pods:
+            eventually(pods.has_network)
 
 
 def test_broken_file_changes_nothing(machine: Machine) -> None:
