@@ -66,7 +66,7 @@ def test_what_stays_leaves_room_and_no_one_leaves_in_vain(
 
 def test_wait_ends_when_the_other_has_left() -> None:
     there = [holder("a", 80, busy=True)]
-    asked = []
+    asked: list[str] = []
 
     async def look() -> list[Gpu]:
         return [ONE]
