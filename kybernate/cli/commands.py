@@ -51,6 +51,8 @@ COMMANDS = {
     "up": "up",
     "down": "up",
     "logs": "up",
+    "models": "up",
+    "restart": "up",
     "page": "page",
     "proxy": "proxy",
 }
@@ -64,6 +66,7 @@ GROUPS = {
         *("images", "inspect", "label", "pin", "unpin", "rm", "import", "export", "push", "pull", "encrypt", "decrypt"),
     ),
     "Tiers and stores": ("promote", "demote", "prefetch", "evict", "store", "registry"),
+    "One machine": ("up", "down", "models", "restart", "logs"),
     "Operations": ("ops", "wait", "cancel", "events", "top"),
     "Node": ("doctor", "setup", "agent", "context", "keys", "pool", "cuda", "version"),
 }

@@ -1,25 +1,32 @@
-"""`kybernate up`, `down` and `logs`: the models of one file on one machine."""
+"""`kybernate up`, `down`, `models`, `restart` and `logs`: the models of one file on one machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kybernate.cli.output import echo, printable
+from kybernate.cli.agents import chosen
+from kybernate.cli.formats import NONE, Format, Output, Table
+from kybernate.cli.output import echo, printable, seconds, size
+from kybernate.cli.progress import Bar
 from kybernate.node.failure import Missing, Unavailable
 from kybernate_shim.logs import LineWriter, Log, number_of
 
+if TYPE_CHECKING:
+    from kybernate.up.models_file import ModelsFile
+
 FILE = Path("models.yaml")
-START_SECONDS = 20.0
-STOP_SECONDS = 30.0
+ModelsFileOption = Annotated[
+    Path, typer.Option("--file", metavar="FILE", help="The models.", show_default="models.yaml")
+]
 LOG_SECONDS = 0.2  # between two looks at a log
 
 
@@ -28,6 +35,8 @@ def register(app: typer.Typer) -> None:
     app.command()(up)
     app.command()(down)
     app.command()(logs)
+    app.command()(models)
+    app.command()(restart)
 
 
 def up(
@@ -35,61 +44,108 @@ def up(
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Keep the models in the background.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Read the file, list its models, and start nothing.")] = False,
     init: Annotated[bool, typer.Option("--init", help="Write an example to FILE.")] = False,
+    pull: Annotated[bool, typer.Option("--pull", help="Pull the images of the models, and start nothing.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the file: what changes is done.")] = False,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--import",
+            metavar="SOURCE",
+            help="Write FILE from a configuration of llama-swap, or from `ollama`.",
+            show_default=False,
+        ),
+    ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Print the file's JSON schema, for editors.")] = False,
     agent: Annotated[str, typer.Option(metavar="ADDRESS", help="The agent; by default the node's own.")] = "",
 ) -> None:
     """Run the models of a file behind one address; each sleeps until it is asked."""
     try:
-        from kybernate.up import models_file, program  # what it loads, no other command needs
+        from kybernate.up import background, control, models_file, program  # what it loads, no other needs
+        from kybernate.up import schema as schema_of
     except ImportError as error:
         raise Unavailable(
             f"`kybernate up` cannot be loaded: {error}",
             advice="pip install 'kybernate[all]' into the environment of this command",
         ) from error
     if schema:
-        typer.echo(json.dumps(models_file.schema(), indent=2))
+        typer.echo(json.dumps(schema_of.schema(), indent=2))
         return
     if init:
-        _write_example(file, models_file.EXAMPLE)
+        _write_example(file, schema_of.EXAMPLE)
+        return
+    agent = agent or chosen()
+    if source:
+        _import(source, file)
         return
     found = models_file.load(file, os.environ)
     if check:
         for entry in found.models:
             typer.echo(f"{entry.name}\t{entry.image or entry.command[0]}\tport {entry.port}")
         return
-    if (process := program.running_process(found.project)) != 0:
+    if pull:
+        _pull(found)
+        return
+    if (process := control.running_process(found.project)) != 0:
         os.kill(process, signal.SIGHUP)
         typer.echo(f"process {process} keeps the models of {found.project}, and reads the file again")
         return
     if detach:
-        _detach(file, found.project, agent)
+        process, log_of = background.start(file, found.project, agent, watch=watch)
+        typer.echo(f"process {process} keeps the models of {found.project}; its log is {log_of}")
         return
     import asyncio
 
     log = Log(LineWriter(sys.stderr.fileno()).write, number_of("warning"), {})
-    asyncio.run(program.keep(file, os.environ, agent, _say, log))
+    asyncio.run(program.keep(file, os.environ, agent, _say, log, watch=watch))
 
 
 def down(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The models.", show_default="models.yaml")] = FILE,
+    keep_images: Annotated[
+        bool, typer.Option("--keep-images", help="Keep the templates, from which models come back.")
+    ] = False,
+    agent: Annotated[str, typer.Option(metavar="ADDRESS", help="The agent; by default the node's own.")] = "",
 ) -> None:
-    """End `kybernate up` of a file, and remove its containers. Images and templates stay."""
-    from kybernate.up import models_file, program  # what it loads, no other command needs
+    """End `kybernate up` of a file, and remove its containers and templates.
+
+    Container images stay on the node.
+    """
+    from kybernate.up import background, models_file, program  # what it loads, no other command needs
 
     project = models_file.load(file, os.environ).project
-    if process := program.running_process(project):
-        os.kill(process, signal.SIGTERM)
-        end = time.monotonic() + STOP_SECONDS
-        while program.running_process(project) == process and time.monotonic() < end:
-            time.sleep(0.05)
+    background.end(project)
     program.down(project, _say)
+    if not keep_images:
+        program.remove_templates(project, agent or chosen(), _say)
+
+
+def models(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The models.", show_default="models.yaml")] = FILE,
+    output: Output = Format.TABLE,
+) -> None:
+    """List the models of a file that `kybernate up` keeps."""
+    from kybernate.up import control, models_file  # what it loads, no other command needs
+
+    TABLE.show(output, control.call(models_file.load(file, os.environ).project, "models"))
+
+
+def restart(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name in the file.")],
+    file: ModelsFileOption = FILE,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="From the beginning, with a new template in place of the old one.")
+    ] = False,
+) -> None:
+    """End the program of a model and start it again, from its template."""
+    from kybernate.up import control, models_file  # what it loads, no other command needs
+
+    name = control.call(models_file.load(file, os.environ).project, "restart", model=model, fresh=fresh)
+    typer.echo(f"{name} is ready")
 
 
 def logs(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Name in the file.")],
-    file: Annotated[
-        Path, typer.Option("--file", metavar="FILE", help="The models.", show_default="models.yaml")
-    ] = FILE,
+    file: ModelsFileOption = FILE,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print what follows, until Ctrl-C.")] = False,
     tail: Annotated[
         int, typer.Option("-n", "--tail", min=0, max=10_000, metavar="LINES", help="Lines that are there already.")
@@ -111,6 +167,26 @@ def logs(
         lines = log.more()
 
 
+def _row(model: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        model["model"],
+        model["state"],
+        model["in_flight"],
+        model["waiting"],
+        seconds(model["idle_seconds"]) if model["idle_seconds"] is not None else NONE,
+        size(model["vram_bytes"]) if model["vram_bytes"] else NONE,
+        seconds(model["wake_seconds"]) if model["wake_seconds"] else NONE,
+        "yes" if model["template"] else "no",
+        model["port"],
+        model["problem"] or NONE,
+        model["image"] or " ".join(model["command"][:1]),
+    )
+
+
+HEADER = ("MODEL", "STATE", "REQUESTS", "WAITING", "IDLE", "VRAM", "LAST WAKE", "TEMPLATE", "PORT", "PROBLEM", "IMAGE")
+TABLE = Table[dict[str, Any]](HEADER, _row, lambda one: one, 10, lambda one: str(one["model"]))
+
+
 def _say(model: str, text: str) -> None:
     typer.echo(f"{model or 'kybernate'}: {text}", err=True)
 
@@ -124,27 +200,31 @@ def _write_example(file: Path, text: str) -> None:
     typer.echo(f"wrote {file}")
 
 
-def _detach(file: Path, project: str, agent: str) -> None:
-    """Start this command in the background, as a unit of systemd where that runs."""
-    from kybernate.up import pods, program
+def _import(source: str, file: Path) -> None:
+    """Write a file of models from another program's, and say what was not carried over."""
+    from kybernate.up import importing, models_file, ollama  # what they load, no other command needs
 
-    command = [sys.executable, "-c", "from kybernate.cli import main; main()", "up", str(file.resolve())]
-    command += ["--agent", agent] * bool(agent)
-    log = pods.LOGS / project / "up.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if Path("/run/systemd/system").exists():
-        unit = ["systemd-run", f"--unit=kybernate-up-{project}", "--collect", "--property=Restart=always"]
-        started = subprocess.run([*unit, *command], check=False, capture_output=True, text=True)
-        if started.returncode != 0:
-            raise Unavailable(f"systemd-run: {started.stderr.strip()}")
+    if source == "ollama":
+        programs = {"llama_server": shutil.which("llama-server") or "", "ollama": shutil.which("ollama") or ""}
+        found = ollama.from_ollama(os.environ, **programs)
     else:
-        with log.open("ab") as output:
-            subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
-            )
-    end = time.monotonic() + START_SECONDS
-    while not (process := program.running_process(project)):
-        if time.monotonic() > end:
-            raise Unavailable(f"no process keeps the models after {START_SECONDS:.0f} s", advice=f"look at {log}")
-        time.sleep(0.05)
-    typer.echo(f"process {process} keeps the models of {project}; its log is {log}")
+        found = importing.from_llama_swap(Path(source), os.environ)
+    text = found.text(source)
+    _write_example(file, text)
+    for one in found.lost:
+        typer.echo(f"not carried over: {one}", err=True)
+    models_file.load(file, os.environ)
+
+
+def _pull(file: ModelsFile) -> None:
+    """Pull the images of all models that the node does not have."""
+    from kybernate.up.pods import Pods
+
+    with Pods(file.project) as pods:
+        for entry in file.models:
+            if pods.has_image(entry):
+                typer.echo(f"{entry.name}: {entry.image or 'a program of the host'} is here")
+                continue
+            with Bar(f"pull {entry.image}") as bar:
+                pods.pull(entry, bar.count)
+            typer.echo(f"{entry.name}: {entry.image or 'the empty image'} was pulled")

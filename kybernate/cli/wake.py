@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kybernate.cli.agents import agent_or_none, finished, require_wait
+from kybernate.cli.agents import agent_or_none, finished, is_remote, require_wait
 from kybernate.cli.directly import carried_out
 from kybernate.cli.formats import Format, Output, document_of, show_document
 from kybernate.cli.options import ADDRESS, Address, ContainerName, Namespace, Wait
@@ -15,6 +16,7 @@ from kybernate.cli.output import size
 from kybernate.cli.through_agent import begun
 from kybernate.client import Agent, Operation
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Missing
 from kybernate.verbs.verb import Verb
 from kybernate.verbs.wake import Sleep, Wake
 
@@ -45,28 +47,58 @@ def wake(
 ) -> None:
     """Make a container active: resume it if it is suspended, restore it if it is parked.
 
-    An active container stays as it is. One with a seat waits for its turn.
+    An active container stays as it is. One with a seat waits for its turn. A model of `kybernate up` is named as in its
+    file; others make room for it.
     """
+    if not namespace and wait and (project := _project_of(container)):
+        return _of_model(project, "wake", container, "active", output)
 
     def begin(agent: Agent) -> Operation:
         return agent.wake(container, namespace=namespace, room_timeout=room_timeout, deadline=deadline)
 
-    _carry_out(begin, Wake(container, namespace, room_timeout), "active", address, wait=wait, output=output)
+    return _carry_out(begin, Wake(container, namespace, room_timeout), "active", address, wait=wait, output=output)
 
 
 def sleep(
     container: ContainerName,
+    disk: Annotated[
+        bool, typer.Option("--disk", help="Of a model of `kybernate up`: end its program, its template stays on disk.")
+    ] = False,
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
     output: Output = Format.TABLE,
 ) -> None:
-    """Free the GPUs of a container: suspend it, unless it is suspended or parked already."""
+    """Free the GPUs of a container: suspend it, unless it is suspended or parked already.
+
+    A model of `kybernate up` is named as in its file.
+    """
+    if not namespace and wait and (project := _project_of(container)):
+        return _of_model(project, "sleep", container, "on disk" if disk else "asleep", output, disk=disk)
+    if disk:
+        raise Missing(f"no model of `kybernate up` is called {container}", advice="kybernate models")
 
     def begin(agent: Agent) -> Operation:
         return agent.sleep(container, namespace=namespace)
 
-    _carry_out(begin, Sleep(container, namespace), "asleep", address, wait=wait, output=output)
+    return _carry_out(begin, Sleep(container, namespace), "asleep", address, wait=wait, output=output)
+
+
+def _project_of(name: str) -> str:
+    """Return the project of the model that a name means, "" where it means a container."""
+    if is_remote() or not any(Path("/run/kybernate/up").glob("*.sock")):
+        return ""
+    from kybernate.up.control import project_of  # most nodes have no models of a file
+
+    return project_of(name)
+
+
+def _of_model(project: str, do: str, model: str, then: str, output: Format, **asked: object) -> None:
+    from kybernate.up.control import call
+
+    name = call(project, do, model=model, **asked)
+    if not show_document({"project": project, "model": name, "state": then}, output, name):
+        typer.echo(f"{name} is {then}")
 
 
 def _carry_out(

@@ -98,6 +98,8 @@ class Engine:
         self._gates = {name: asyncio.Lock() for name in self.held}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self.upstream_of: Callable[[Model], str] = lambda model: model.upstream  # it may move with its container
+        self.crowded: Callable[[str], bool] = lambda name: False  # whether one that sleeps has no room to wake
         self.seen = asyncio.Event()  # the source has said something of its models
         self.listeners: list[Callable[[Held], None]] = []  # told when what a model has may have changed
 
@@ -109,7 +111,9 @@ class Engine:
             return Load(True, 0, 0, 0)
         in_flight = max(held.in_flight, held.elsewhere)
         limit = holding.limit_of(held)
-        return Load(held.phase == Phase.AWAKE, in_flight, len(held.waiting), 0 if limit == inf else max(1, int(limit)))
+        awake = held.phase == Phase.AWAKE
+        concurrency = 0 if limit == inf else max(1, int(limit))
+        return Load(awake, in_flight, len(held.waiting), concurrency, not awake and self.crowded(name))
 
     def place_in_queue(self, name: str, id: int) -> int:
         """Return the place of a ticket among those that wait, from 1 on; 0 where it waits no more."""
@@ -172,10 +176,14 @@ class Engine:
         del self._futures[id]
         return Admission(self.held[name], self._loop.time() - began, cold, self._ended)
 
-    def want_suspended(self, name: str) -> None:
-        """Suspend a model as soon as it has nothing in flight, however short it was idle."""
+    def want_suspended(self, name: str, *, makes_way: bool = False) -> None:
+        """Suspend a model as soon as it has nothing in flight, however short it was idle.
+
+        One that `makes_way` for another is suspended even if more requests arrive: these wait, and wake it afterwards.
+        """
         held = self.held[name]
         held.suspend_wanted = held.phase in (Phase.AWAKE, Phase.DRAINING)
+        held.makes_way = held.suspend_wanted and (makes_way or held.makes_way)
         self._step(held)
 
     # -- what it does
@@ -284,6 +292,7 @@ class Engine:
                 self._begin(held, Phase.DRAINING, self._drain(held))
             case Reopen(given_up):
                 held.suspend_wanted = held.suspend_wanted and not given_up
+                held.makes_way = held.makes_way and not given_up
                 self._move(held, Phase.AWAKE)
             case Suspend():
                 self._begin(held, Phase.SUSPENDING, self._suspend(held, unless_used=not held.suspend_wanted))
@@ -350,8 +359,9 @@ class Engine:
             async with asyncio.timeout(model.wake_timeout or None):
                 if ask:
                     await self._source.wake(model)
-                stage = f"its port, {model.upstream},"
-                await port_accepts(model.upstream)
+                upstream = self.upstream_of(model)
+                stage = f"its port, {upstream},"
+                await port_accepts(upstream)
         except WakeFailed as error:
             reason, absent = str(error), error.absent
         except TimeoutError:

@@ -18,8 +18,8 @@ from kybernate.proxy.settings import Model
 class Phase(StrEnum):
     """Where a model is between sleep and work.
 
-    draining: new requests wait, those in flight end; it is undone by any that waits. suspending cannot be undone: a
-    request that arrives then waits, and wakes the model afterwards.
+    draining: new requests wait, those in flight end; it is undone by any that waits, unless the model makes way.
+    suspending cannot be undone: a request that arrives then waits, and wakes the model afterwards.
     """
 
     ASLEEP = "asleep"
@@ -61,6 +61,7 @@ class Held:
     drain_began: float = 0.0
     closed: bool = False  # no other plane passes requests to it
     suspend_wanted: bool = False  # by an operator or the agent, however busy it was lately
+    makes_way: bool = False  # for another model: what arrives waits until this one was suspended
     retry_at: float = -inf  # after a wake that failed
     failure: str = ""
     deadlines: list[tuple[float, int]] = field(default_factory=list)  # a heap of those that wait, and of some that did
@@ -136,11 +137,11 @@ def decide(state: Held, now: float) -> list[Action]:
     gone = {one.id for one in actions if isinstance(one, Refuse)}
     waiting = len(state.waiting) - len(gone)
     match state.phase:
-        case Phase.AWAKE if waiting:
+        case Phase.AWAKE if waiting and not state.makes_way:
             actions += _released(state, gone)
         case Phase.AWAKE if state.suspend_wanted or _idle_at(state) <= now:
             actions.append(Drain())
-        case Phase.DRAINING if waiting:
+        case Phase.DRAINING if waiting and not state.makes_way:
             actions.append(Reopen(given_up=False))
         case Phase.DRAINING if state.closed and not state.in_flight and not state.elsewhere:
             actions.append(Suspend())
@@ -273,7 +274,7 @@ def moved(state: Held, phase: Phase, now: float) -> None:
         state.failure, state.retry_at = "", -inf
         state.closed = False
     if phase in (Phase.ASLEEP, Phase.ABSENT, Phase.SUSPENDING):
-        state.suspend_wanted = False
+        state.suspend_wanted = state.makes_way = False
     state.phase = phase
 
 

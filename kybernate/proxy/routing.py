@@ -31,10 +31,11 @@ class Load:
     in_flight: int
     waiting: int
     concurrency: int
+    crowded: bool = False  # it could wake only if another one left that has requests
 
     @property
     def busy(self) -> bool:
-        return self.waiting > 0 or 0 < self.concurrency <= self.in_flight
+        return self.crowded or self.waiting > 0 or 0 < self.concurrency <= self.in_flight
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,11 @@ class Router:
         for model in settings.models:
             self._targets |= dict.fromkeys((model.name, *model.aliases), model)
         self._targets |= {one.name: one for one in settings.selectors}
+        self._elsewhere: dict[str, Peer] = {}  # who has a model of this node as well
         for peer in settings.peers:
-            self._targets |= dict.fromkeys(peer.models, peer)
+            for name in peer.models:
+                here = isinstance(self._targets.get(name), Model)
+                (self._elsewhere if here else self._targets)[name] = peer
 
     def matching(self, head: Head) -> Route | None:
         """Return the first route that a request meets."""
@@ -109,7 +113,8 @@ class Router:
         if isinstance(target, Selector):
             target = self._targets[_choose(target, loads, draw)]
         if isinstance(target, Model):
-            return ToModel(target)
+            peer = self._elsewhere.get(name)
+            return ToPeer(peer) if peer is not None and loads(target.name).crowded else ToModel(target)
         if isinstance(target, Peer):
             return ToPeer(target)
         return Refusal(404, "model_not_found", f"the model `{name}` does not exist")

@@ -427,3 +427,21 @@ def _all_names(found: Settings) -> Iterator[tuple[str, str]]:
     yield from ((one.name, one.name) for one in found.selectors)
     for peer in found.peers:
         yield from ((name, f"peer {peer.name}") for name in peer.models)
+
+
+# ---- parts that other files have as well
+
+
+def read_peers(item: Item) -> tuple[Peer, ...]:
+    """Read a mapping of peers. Raises ValueError."""
+    return _each(_peer, {})(item)
+
+
+def read_selectors(item: Item) -> tuple[Selector, ...]:
+    """Read a mapping of selectors. Raises ValueError."""
+    return _each(_selector, {})(item)
+
+
+def read_filters(item: Item) -> Filters:
+    """Read the filters of a model. Raises ValueError."""
+    return _whole(item, _filters)

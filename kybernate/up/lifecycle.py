@@ -27,6 +27,7 @@ class Step(StrEnum):
     TEMPLATE = "saving"
     SLEEP = "suspending"
     WAIT = "backing off"
+    PARKED = "on disk"
     NONE = "ready"
 
 
@@ -50,8 +51,10 @@ class Done:
     healthy: bool = False
     warmed: bool = False
     settled: bool = False  # suspended, or found at work after a restart of `kybernate up`
+    parked: bool = False  # its program has ended, and comes back from its template when it is asked
     failures: int = 0  # starts in a row that did not become healthy, or that ended soon
-    template_failed: bool = False  # does not restore, or could not be written
+    stale: bool = False  # its template does not restore here: another one takes its place
+    template_failed: bool = False  # could not be written
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ class Next:
 
 def decide(seen: Seen, done: Done, now: float, *, warm_up: bool, template: bool) -> Next:
     """Return a model's next step."""
+    whole = seen.template and not done.stale
+    if done.parked:
+        return Next(Step.REMOVE if seen.pod else Step.PARKED)
     if not seen.image:
         return Next(Step.PULL)
     if seen.pod and not (seen.same and seen.running):
@@ -72,12 +78,12 @@ def decide(seen: Seen, done: Done, now: float, *, warm_up: bool, template: bool)
         wait = BACKOFF[min(done.failures, len(BACKOFF) - 1)]
         if done.failures and (left := seen.ended + wait - now) > 0:
             return Next(Step.WAIT, left)
-        return Next(Step.RESTORE if template and seen.template and not done.template_failed else Step.START)
+        return Next(Step.RESTORE if template and whole and not done.template_failed else Step.START)
     if not done.healthy:
         return Next(Step.AWAIT)
-    if warm_up and not done.warmed and not seen.template:
+    if warm_up and not done.warmed and not whole:
         return Next(Step.WARM)
-    if template and not seen.template and not done.template_failed:
+    if template and not whole and not done.template_failed:
         return Next(Step.TEMPLATE)
     return Next(Step.NONE if done.settled else Step.SLEEP)
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +16,28 @@ import yaml
 from kybernate.node.failure import Invalid
 from kybernate.proxy import document as doc
 from kybernate.proxy.document import Item, ProxySettingsInvalid, Section
+from kybernate.proxy.settings import Filters, Peer, Selector, read_filters, read_peers, read_selectors
+from kybernate.seats.matrix import Matrix, MatrixInvalid, read_matrix
+from kybernate.seats.windows import DAY_MINUTES, DAYS, Window
 
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?", re.ASCII)  # it is part of the names of pods and images
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 FIRST_PORT: Final = 18_000  # of models that name none: one after the other, in the order of the file
 OWN_VARIABLES: Final = frozenset({"PORT", "MODEL"})  # are set for each model, and stay for its command
+ROUTING: Final = frozenset(  # keys that need no other container
+    {
+        "aliases",
+        "upstream_model",
+        "idle",
+        "disk_after",
+        "concurrency",
+        "priority",
+        "template",
+        "start_timeout",
+        "filters",
+    }
+)
+NETWORKS: Final = ("host", "pod")
 MODES: Final = ("ro", "rw")
 
 
@@ -63,14 +80,26 @@ class Entry:
     aliases: tuple[str, ...] = ()
     upstream_model: str = ""
     idle: float = 300.0
+    disk_after: float = 0.0
     concurrency: int = 0
     priority: int = 0
+    seat: str = ""
+    network: str = "host"
+    windows: tuple[Window, ...] = ()
+    filters: Filters = field(default_factory=Filters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
     @property
     def digest(self) -> str:
         """Return what changes with all that needs another container: 12 hexadecimal digits."""
-        routing = {"aliases", "upstream_model", "idle", "concurrency", "priority", "template", "start_timeout"}
-        shape = {name: value for name, value in asdict(self).items() if name not in routing}
+        shape = asdict(replace(self, windows=()))
+        shape = {name: value for name, value in shape.items() if name not in ROUTING}
+        for name in ("seat", "network"):  # later keys: templates of files without them stay
+            if shape[name] == getattr(Entry, name):
+                del shape[name]
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -81,6 +110,11 @@ class ModelsFile:
     project: str
     listen: tuple[str, int]
     models: tuple[Entry, ...]
+    variables: tuple[Path, ...] = ()  # files of them
+    peers: tuple[Peer, ...] = ()
+    selectors: tuple[Selector, ...] = ()
+    matrix: Matrix | None = None  # which may be awake together; sizes alone decide where there is none
+    keys: Path | None = None
 
 
 def load(path: Path, environment: Mapping[str, str]) -> ModelsFile:
@@ -109,8 +143,9 @@ def _invalid(failure: ProxySettingsInvalid) -> Invalid:
 
 
 def _file(item: Item, directory: Path, values: dict[str, str]) -> ModelsFile:
-    for path in _environment_files(item):
-        values |= {one: text for one, text in _variables_of(directory / path, item).items() if one not in values}
+    files = tuple(directory / path for path in _environment_files(item))
+    for path in files:
+        values |= {one: text for one, text in _variables_of(path, item).items() if one not in values}
     _substitute(item, item.node, values)
     section = Section(item)
     section.take("env_file", doc.texts, ())
@@ -118,9 +153,37 @@ def _file(item: Item, directory: Path, values: dict[str, str]) -> ModelsFile:
     project = section.take("project", _name, "models")
     listen = section.take("listen", doc.listen, ("127.0.0.1", 8080))
     models = section.take("models", lambda one: _models(one, defaults), ())
+    peers = section.take("peers", read_peers, ())
+    selectors = section.take("selectors", read_selectors, ())
+    matrix = section.take("matrix", lambda one: _matrix(one, models or ()), None)
+    keys = section.take("keys", doc.absolute_path, None)
     section.end()
     _check(models or (), item)
-    return ModelsFile(project, listen, models or ())
+    _check_selectors(selectors, {*(name for one in models or () for name in one.names), *_of_peers(peers)}, item)
+    return ModelsFile(project, listen, models or (), files, peers, selectors, matrix, keys)
+
+
+def _matrix(item: Item, models: tuple[Entry, ...]) -> Matrix:
+    try:
+        found = read_matrix(item.value)
+    except MatrixInvalid as error:
+        raise ValueError(str(error).removeprefix("matrix")) from error
+    if unknown := sorted(found.names - {one.name for one in models}):
+        raise ValueError(f"names {', '.join(unknown)}, which is no model")
+    return found
+
+
+def _of_peers(peers: tuple[Peer, ...]) -> Iterator[str]:
+    return (name for peer in peers for name in peer.models)
+
+
+def _check_selectors(selectors: tuple[Selector, ...], names: Set[str], item: Item) -> None:
+    """Report selectors with the name of a model, and those of a model that is none."""
+    for selector in selectors:
+        if selector.name in names:
+            item.problem(f"selectors.{selector.name} is the name of a model, too")
+        for name in sorted({*selector.of} - names):
+            item.problem(f"selectors.{selector.name}.of: no model is called {name}")
 
 
 def _environment_files(item: Item) -> tuple[str, ...]:
@@ -222,8 +285,13 @@ def _entry(name: str, section: Section, port: int) -> Entry:
         aliases=section.take("aliases", doc.texts, ()),
         upstream_model=section.take("upstream-model", doc.text, ""),
         idle=section.take("idle-timeout", doc.seconds, Entry.idle),
+        disk_after=section.take("disk-after", doc.seconds, 0.0),
         concurrency=section.take("concurrency", doc.count, 0),
         priority=section.take("priority", doc.count, 0),
+        seat=section.take("seat", doc.text, ""),
+        network=section.take("network", doc.among(*NETWORKS), Entry.network),
+        windows=section.take("windows", _windows, ()),
+        filters=section.take("filters", read_filters, Filters()),
     )
 
 
@@ -285,6 +353,39 @@ def _mounts(item: Item) -> tuple[Mount, ...]:
     return tuple(found)
 
 
+def _windows(item: Item) -> tuple[Window, ...]:
+    """Read a list of windows: `days` such as mon-fri or [sat, sun], `from` and `to` such as 08:30."""
+    found = []
+    for one in item.items():
+        section = Section(one)
+        days = section.take("days", _days, frozenset(range(len(DAYS))))
+        start, end = section.take("from", _minute, 0), section.take("to", _minute, 0)
+        section.end()
+        found.append(Window(days, start, end, ""))
+    return tuple(found)
+
+
+def _days(item: Item) -> frozenset[int]:
+    found: set[int] = set()
+    for text in doc.texts(item):
+        first, _, last = text.partition("-")
+        if first not in DAYS or (last or first) not in DAYS:
+            raise ValueError(f"has {text!r}: days are {', '.join(DAYS)}, or a range such as mon-fri")
+        begin, end = DAYS.index(first), DAYS.index(last or first)
+        found |= {day % len(DAYS) for day in range(begin, (end if end >= begin else end + len(DAYS)) + 1)}
+    return frozenset(found)
+
+
+def _minute(item: Item) -> int:
+    """Read HH:MM, which YAML may have taken for a number of base 60."""
+    value = item.value
+    found = re.fullmatch(r"(\d{1,2}):(\d{2})", value, re.ASCII) if isinstance(value, str) else None
+    minute = int(found[1]) * 60 + int(found[2]) if found else value
+    if isinstance(minute, bool) or not isinstance(minute, int) or not 0 <= minute <= DAY_MINUTES:
+        raise ValueError("must be a time of the day such as '08:30'")
+    return minute % DAY_MINUTES
+
+
 def _warm_up(item: Item, name: str) -> WarmUp:
     section = Section(item)
     found = WarmUp(
@@ -310,72 +411,3 @@ def _check(models: tuple[Entry, ...], item: Item) -> None:
         for name in (model.name, *model.aliases):
             if names.setdefault(name, model.name) != model.name:
                 item.problem(f"models.{model.name}: {name} is a name of {names[name]}, too")
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of the file, for editors."""
-    variable = {"type": "string", "pattern": r"\$\{"}  # stands for a number
-    text, time = {"type": "string"}, {"type": ["string", "number"]}
-    number = {"anyOf": [{"type": "integer", "minimum": 0}, variable]}
-    texts = {"oneOf": [text, {"type": "array", "items": text}]}
-    gpu = {"type": ["integer", "string"]}
-    model = {
-        "image": text,
-        "command": texts,
-        "gpus": {"oneOf": [gpu, {"type": "array", "items": gpu}]},
-        "port": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 65535}, variable]},
-        "env": {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
-        "mounts": texts,
-        "user": number,
-        "health": {"type": "string", "pattern": "^/"},
-        "start-timeout": time,
-        "warm-up": {
-            "type": "object",
-            "properties": {"path": {"type": "string", "pattern": "^/"}, "body": {}},
-            "additionalProperties": False,
-        },
-        "template": {"type": "boolean"},
-        "aliases": texts,
-        "upstream-model": text,
-        "idle-timeout": time,
-        "concurrency": number,
-        "priority": number,
-    }
-    one = {"type": "object", "properties": model, "additionalProperties": False}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "models.yaml of kybernate up",
-        "type": "object",
-        "properties": {
-            "project": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-            "listen": text,
-            "env_file": texts,
-            "defaults": one,
-            "models": {"type": "object", "additionalProperties": one},
-        },
-        "required": ["models"],
-        "additionalProperties": False,
-    }
-
-
-EXAMPLE: Final = """\
-# What `kybernate up` runs. docs/up.md explains each key; `kybernate up --check` reads this file and starts nothing.
-listen: 127.0.0.1:8080           # the one address of all models
-
-defaults:
-  idle-timeout: 5m               # without a request for so long, a model leaves the GPU
-  gpus: [0]
-
-models:
-  qwen:
-    image: docker.io/vllm/vllm-openai:latest
-    command: ["vllm", "serve", "Qwen/Qwen3-8B", "--port", "${PORT}"]
-    mounts: ["/srv/models:/root/.cache/huggingface:rw"]
-    health: /health
-    warm-up: {path: /v1/completions, body: {model: Qwen/Qwen3-8B, prompt: hello, max_tokens: 1}}
-    upstream-model: Qwen/Qwen3-8B
-  llama:
-    command: /usr/local/bin/llama-server --port ${PORT} -m /srv/models/llama.gguf    # a program of the host
-    mounts: [/srv/models]
-    aliases: [gpt-4o-mini]
-"""

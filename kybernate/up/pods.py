@@ -7,18 +7,20 @@ import json
 import platform
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import grpc
 
 from kybernate.messages import cri_config_pb2 as config
 from kybernate.messages import cri_images_pb2 as image_messages
 from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.content_pb2 import ListStatusesRequest
+from kybernate.messages.content_pb2_grpc import ContentStub
 from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from kybernate.node.failure import Refused, Unavailable
@@ -27,11 +29,15 @@ from kybernate.up.models_file import Entry
 PROJECT: Final = "kybernate.io/up"
 MODEL: Final = "kybernate.io/up-model"
 DIGEST: Final = "kybernate.io/up-digest"
+NETWORK: Final = "kybernate.io/up-network"
+SEAT: Final = "kybernate.io/seat"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
 LOGS: Final = Path("/var/log/kybernate/up")
 CALL_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 3600.0
+LOG_BYTES: Final = 16 << 20  # of a model's log, until it is rotated
+LOOK_SECONDS: Final = 0.5  # between two looks at what has arrived
 STOP_SECONDS: Final = 10
 NANOSECONDS: Final = 1e9
 # The image of a command without one: nothing. What the command sees of the host is mounted into it, read-only.
@@ -53,6 +59,7 @@ class Running:
     ended: float = 0.0
     exit_code: int = 0
     reason: str = ""
+    address: str = "127.0.0.1"
 
 
 class Pods:
@@ -63,9 +70,17 @@ class Pods:
         self._channel = grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")])
         self._runtime: Any = RuntimeServiceStub(self._channel)
         self._images: Any = ImageServiceStub(self._channel)
+        self._addresses: dict[str, str] = {}  # of pods that run, by their ids
+        self._content: Any = ContentStub(self._channel)
 
     def close(self) -> None:
         self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def logs(self) -> Path:
@@ -78,11 +93,20 @@ class Pods:
         request = image_messages.ImageStatusRequest(image=config.ImageSpec(image=entry.image or EMPTY))
         return bool(self._call(self._images.ImageStatus, request).HasField("image"))
 
-    def pull(self, entry: Entry) -> None:
-        """Get a model's image; that of a command without one is made. Raises Refused and Unavailable."""
+    def pull(self, entry: Entry, count: Callable[[int, int], object] = lambda done, total: None) -> None:
+        """Get a model's image; that of a command without one is made. Raises Refused and Unavailable.
+
+        `count` gets the bytes that have arrived of those that are known to come, as often as they are looked at.
+        """
         if entry.image:
             request = image_messages.PullImageRequest(image=config.ImageSpec(image=entry.image))
-            self._call(self._images.PullImage, request, PULL_SECONDS)
+            with _translated():
+                pulled = self._images.PullImage.future(request, timeout=PULL_SECONDS)
+                while not pulled.done():
+                    count(*self._arrived())
+                    with suppress(grpc.FutureTimeoutError):
+                        pulled.result(LOOK_SECONDS)
+                pulled.result()
             return
         imported = ["ctr", "--namespace", "k8s.io", "images", "import", "-"]
         try:
@@ -90,6 +114,15 @@ class Pods:
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", b"") or str(error).encode()
             raise Refused(f"the empty image was not imported: {said.decode(errors='replace').strip()}") from error
+
+    def _arrived(self) -> tuple[int, int]:
+        """Return the bytes that are there of what containerd fetches for pods now, and of how many."""
+        metadata = (("containerd-namespace", "k8s.io"),)
+        try:
+            found = self._content.ListStatuses(ListStatusesRequest(), timeout=CALL_SECONDS, metadata=metadata).statuses
+        except grpc.RpcError:
+            return 0, 0  # the pull itself says what is wrong
+        return sum(one.offset for one in found), sum(one.total for one in found)
 
     # -- pods
 
@@ -123,7 +156,33 @@ class Pods:
             status.finished_at / NANOSECONDS,
             status.exit_code,
             status.message or status.reason,
+            self._address_of(pod),
         )
+
+    def _address_of(self, pod: Any) -> str:
+        """Return where a pod's programs listen: its address, the loopback where it has the host's network."""
+        if pod.labels.get(NETWORK, "host") == "host":
+            return Running.address
+        if pod.id not in self._addresses:
+            request = wire.PodSandboxStatusRequest(pod_sandbox_id=pod.id)
+            self._addresses[pod.id] = self._call(self._runtime.PodSandboxStatus, request).status.network.ip
+        return self._addresses[pod.id]
+
+    def has_network(self) -> bool:
+        """Return whether containerd can give pods a network of their own."""
+        conditions = self._call(self._runtime.Status, wire.StatusRequest()).status.conditions
+        return any(one.type == "NetworkReady" and one.status for one in conditions)
+
+    def rotate(self, running: Running) -> None:
+        """Give a model's log another file where it has grown, as kubelet does; one older file is kept."""
+        path = self.logs / running.model / "0.log"
+        try:
+            if not running.running or path.stat().st_size < LOG_BYTES:
+                return
+            path.rename(path.with_name("0.log.old"))
+        except OSError:
+            return  # it has written nothing, or its log is no file
+        self._call(self._runtime.ReopenContainerLog, wire.ReopenContainerLogRequest(container_id=running.container))
 
     def start(self, entry: Entry, template: str = "") -> None:
         """Start a model's program, from a template where one is named.
@@ -161,8 +220,12 @@ class Pods:
         pod.metadata.name, pod.metadata.namespace = entry.name, self._project
         pod.metadata.uid = f"{self._project}-{entry.name}-{entry.digest}"
         pod.labels.update(self._labels(entry))
+        if entry.seat:
+            pod.annotations[SEAT] = entry.seat
         options = pod.linux.security_context.namespace_options
-        options.network, options.pid = config.NODE, config.CONTAINER
+        options.network, options.pid = config.NODE if entry.network == "host" else config.POD, config.CONTAINER
+        if entry.network != "host":
+            pod.hostname = entry.name
         return pod
 
     def _labels(self, entry: Entry) -> Mapping[str, str]:
@@ -170,6 +233,7 @@ class Pods:
             PROJECT: self._project,
             MODEL: entry.name,
             DIGEST: entry.digest,
+            NETWORK: entry.network,
             "io.kubernetes.pod.name": entry.name,
             "io.kubernetes.pod.namespace": self._project,
             "io.kubernetes.pod.uid": f"{self._project}-{entry.name}-{entry.digest}",
@@ -194,6 +258,8 @@ class Pods:
             for place in HOST:
                 if Path(place).exists() and place not in {mount.target for mount in entry.mounts}:
                     container.mounts.add(container_path=place, host_path=str(Path(place).resolve()), readonly=True)
+        if entry.seat:
+            container.annotations[SEAT] = entry.seat
         if template:
             container.annotations[RESTORE_FROM] = template
         security = container.linux.security_context

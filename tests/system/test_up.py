@@ -17,9 +17,10 @@ import httpx
 import pytest
 
 from kybernate.messages import cri_runtime_pb2
-from kybernate.up import program
+from kybernate.up import control
 from kybernate.up.pods import LOGS, Pods, Running
 from kybernate_shim.config import Config
+from tests.documentation import block
 from tests.system import node_agent
 from tests.system.checkpoints import PYTHON
 from tests.system.cri import Cri
@@ -44,7 +45,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if b"end yourself" in body: os._exit(7)
         self.answer(json.dumps({"model": sys.argv[2], "loaded": loaded, "pid": os.getpid()}))
 print("loaded", loaded, flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+host = sys.argv[3] if sys.argv[3:] else "127.0.0.1"
+http.server.ThreadingHTTPServer((host, int(sys.argv[1])), Handler).serve_forever()
+"""
+# The lab has no curl; of its options it needs --json and --retry.
+CURL = """
+import sys, time
+import httpx
+words = sys.argv[1:]
+body = words[words.index("--json") + 1] if "--json" in words else None
+for left in range(9 if "--retry" in words else 1, 0, -1):
+    try:
+        answer = httpx.request("POST" if body else "GET", next(one for one in words if one.startswith("http://")),
+                               content=body, headers={"Content-Type": "application/json"}, timeout=90)
+        print(answer.text)
+        sys.exit(0 if answer.is_success else 22)
+    except httpx.TransportError as error:
+        print(error, file=sys.stderr)
+        time.sleep(1)
+sys.exit(7)
 """
 ARGUMENTS = f"-c, {json.dumps(SERVER)}, '${{PORT}}', '${{MODEL}}'"
 
@@ -71,19 +90,16 @@ class Machine:
         assert done.returncode == status, done.stdout + done.stderr + self.log()
         return done.stdout + done.stderr
 
-    def up(self) -> None:
-        self.kybernate("up", "models.yaml", "-d", "--agent", self.agent.address)
+    def up(self, *words: str) -> None:
+        self.kybernate("up", "models.yaml", "-d", "--agent", self.agent.address, *words)
 
     def log(self) -> str:
         path = LOGS / PROJECT / "up.log"
         return path.read_text() if path.exists() else ""
 
     def pods(self) -> dict[str, Running]:
-        pods = Pods(PROJECT)
-        try:
+        with Pods(PROJECT) as pods:
             return pods.list()
-        finally:
-            pods.close()
 
 
 def of_image(name: str) -> str:
@@ -92,6 +108,11 @@ def of_image(name: str) -> str:
 
 def of_host(name: str) -> str:
     return f"  {name}: {{command: [/usr/bin/python3, {ARGUMENTS}], user: 1000}}"
+
+
+def in_pod(name: str) -> str:
+    """A model with a network of its own; its port is that of others, too."""
+    return f"  {name}: {{image: '{PYTHON}', command: [python3, {ARGUMENTS}, '0.0.0.0'], user: 1000, network: pod}}"
 
 
 def ask(model: str, text: str = "hello") -> Any:
@@ -116,10 +137,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
             yield machine
         finally:
             if machine.file.exists():
-                machine.kybernate("down", "models.yaml")
+                machine.kybernate("down", "models.yaml", "--agent", machine.agent.address)
             shutil.rmtree(Config().checkpoint_root / PROJECT, ignore_errors=True)
             shutil.rmtree(LOGS, ignore_errors=True)
-            shutil.rmtree(program.LOCKS, ignore_errors=True)
+            shutil.rmtree(control.LOCKS, ignore_errors=True)
 
 
 def ready(machine: Machine, *models: str) -> dict[str, str]:
@@ -146,16 +167,16 @@ def test_models_come_back_without_loading(machine: Machine) -> None:
     assert "one: its program has ended with status 7" in machine.log()
     assert "one: came back from its template" in machine.log()
 
-    process = program.running_process(PROJECT)
+    process = control.running_process(PROJECT)
     containers = {name: one.container for name, one in machine.pods().items()}
     os.kill(process, signal.SIGKILL)
-    eventually(lambda: not program.running_process(PROJECT))
+    eventually(lambda: not control.running_process(PROJECT))
     machine.up()
     assert ready(machine, "one", "two") == before
     assert {name: one.container for name, one in machine.pods().items()} == containers  # they were taken over
 
-    os.kill(program.running_process(PROJECT), signal.SIGKILL)
-    eventually(lambda: not program.running_process(PROJECT))
+    os.kill(control.running_process(PROJECT), signal.SIGKILL)
+    eventually(lambda: not control.running_process(PROJECT))
     with Cri() as cri:
         for running in machine.pods().values():
             cri.call("StopPodSandbox", cri_runtime_pb2.StopPodSandboxRequest(pod_sandbox_id=running.pod))
@@ -163,6 +184,35 @@ def test_models_come_back_without_loading(machine: Machine) -> None:
     for name in before:
         eventually(lambda name=name: loaded(name), seconds=90)
     assert {name: loaded(name) for name in before} == before
+
+
+def test_three_models_of_the_manual(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new user's way, as docs/up.md prints it."""
+    place = Path("/srv/models")
+    place.mkdir(parents=True)
+    try:
+        (place / "answer.py").write_text(block("docs/up.md", "answer").text)
+        machine.file.write_text("project: lab\n" + block("docs/up.md", "three-models").text)
+        monkeypatch.setenv("KYBERNATE_AGENT", machine.agent.address)
+        programs = machine.directory / "bin"
+        programs.mkdir()
+        (programs / "curl").write_text(f"#!{sys.executable}\n{CURL}")
+        (programs / "curl").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        said = ""
+        for line in block("docs/up.md", "first-requests").commands:
+            done = subprocess.run(
+                ["bash", "-ec", line], cwd=machine.directory, capture_output=True, text=True, check=False, timeout=120
+            )
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}{machine.log()}"
+            said += done.stdout
+        for model in ("poet", "coder", "critic"):
+            assert f"{model} has read: hello" in said
+        assert "critic is on disk" in said
+        assert "poet is ready" in said
+        assert machine.pods() == {}
+    finally:
+        shutil.rmtree(place)
 
 
 def test_only_what_changed_in_the_file_is_touched(machine: Machine) -> None:
@@ -181,6 +231,135 @@ def test_only_what_changed_in_the_file_is_touched(machine: Machine) -> None:
     assert loaded("one") == before["one"]
 
 
+def test_file_is_followed(machine: Machine) -> None:
+    """A change is done without a command; a mistake is said, and changes nothing."""
+    machine.write(of_image("one"))
+    machine.up("--watch")
+    before = ready(machine, "one")
+    machine.write(of_image("one"), "  two: {imag: x}")
+    eventually(lambda: "models.two.imag is unknown" in machine.log())
+    assert loaded("one") == before["one"]
+    machine.write(of_image("one"), of_host("two"))
+    ready(machine, "two")
+    assert loaded("one") == before["one"]
+
+
+def test_model_on_disk_comes_back_and_is_restarted(machine: Machine) -> None:
+    machine.write(of_image("one"))
+    machine.up()
+    before = ready(machine, "one")
+    process = ask("one")["pid"]
+    assert "one is on disk" in machine.kybernate("sleep", "one", "--disk")
+    assert machine.pods() == {}
+    assert json.loads(machine.kybernate("models", "models.yaml", "-o", "json"))[0]["state"] == "on disk"
+    assert loaded("one") == before["one"]
+    assert "one is ready" in machine.kybernate("restart", "one", "--file", "models.yaml")
+    assert loaded("one") == before["one"]
+    assert ask("one")["pid"] == process  # as a restore has it
+    machine.kybernate("restart", "one", "--fresh", "--file", "models.yaml")
+    eventually(lambda: loaded("one") not in ("", before["one"]), seconds=60)
+    assert "no model is called none" in machine.kybernate("restart", "none", "--file", "models.yaml", status=3)
+    assert "one: " in machine.kybernate("up", "models.yaml", "--pull")
+
+
+def test_kill_at_any_step_is_taken_over(machine: Machine) -> None:
+    """`up` is killed as soon as it says that a step begins, `down` when it has removed one of two."""
+    machine.write(of_image("one"), of_host("two"))
+    for step in ("starting", "loading", "saving", "suspending"):
+        before = machine.log().count(f"one: {step}")
+        machine.up()
+        process = control.running_process(PROJECT)
+        eventually(
+            lambda step=step, before=before: machine.log().count(f"one: {step}") > before, seconds=90, pause=0.001
+        )
+        os.kill(process, signal.SIGKILL)
+        eventually(lambda: not control.running_process(PROJECT))
+        if step == "suspending":
+            break
+        with Pods(PROJECT) as pods:
+            images = [*pods.list().values()] if step != "saving" else []
+            for running in images:
+                pods.remove(running)
+    machine.up()
+    found = ready(machine, "one", "two")
+    assert set(machine.pods()) == {"one", "two"}
+    os.kill(control.running_process(PROJECT), signal.SIGKILL)
+    eventually(lambda: not control.running_process(PROJECT))
+    with subprocess.Popen(
+        [*KYBERNATE, "down", "models.yaml", "--keep-images"], cwd=machine.directory, stderr=subprocess.PIPE, text=True
+    ) as down:
+        assert down.stderr is not None
+        assert "removed" in down.stderr.readline()
+        down.kill()
+    machine.up()
+    assert ready(machine, "one", "two") == found
+
+
+def test_template_that_does_not_restore_is_replaced(machine: Machine) -> None:
+    """As after a change of the driver: the program starts from the beginning, which one line says."""
+    machine.write(of_image("one"))
+    machine.up()
+    before = ready(machine, "one")
+    (place,) = (Config().checkpoint_root / PROJECT).glob("one-*")
+    for file in place.glob("pages-*.img"):
+        file.write_bytes(b"damaged")
+    ask("one", "end yourself")
+    eventually(lambda: loaded("one") not in ("", before["one"]), seconds=90)
+    assert machine.log().count("starts from zero") == 1
+    eventually(lambda: machine.log().count("one: saving") == 2, seconds=60)
+    eventually(lambda: machine.log().count("one: ready at") == 2, seconds=60)
+    second = loaded("one")
+    ask("one", "end yourself")
+    eventually(lambda: loaded("one"), seconds=90)
+    assert loaded("one") == second
+
+
+def test_models_have_networks_of_their_own(machine: Machine) -> None:
+    """By the node's CNI configuration: each comes back under another address, and is found there."""
+    machine.write(in_pod("one"), of_host("two"))
+    machine.up()
+    before = ready(machine, "one", "two")
+    first = machine.pods()["one"].address
+    assert first != machine.pods()["two"].address == "127.0.0.1"
+    ask("one", "end yourself")
+    eventually(lambda: loaded("one"), seconds=90)
+    assert loaded("one") == before["one"]
+    assert machine.pods()["one"].address != "127.0.0.1"
+
+
+def test_network_is_made_where_the_node_has_none_and_removed(machine: Machine) -> None:
+    node = Path("/etc/cni/net.d/10-lab.conflist")
+    away = node.with_suffix(".away")
+    node.rename(away)
+    try:
+        with Pods(PROJECT) as pods:
+            eventually(lambda: not pods.has_network())
+        machine.write(in_pod("one"))
+        machine.up()
+        before = ready(machine, "one")
+        assert machine.pods()["one"].address.startswith("10.200.")
+        assert "made the network" in machine.log()
+        rules = subprocess.run(
+            ["nft", "list", "table", "inet", "kybernate-up-lab"], capture_output=True, text=True, check=True
+        )
+        assert 'oifname "kyb-lab" drop' in rules.stdout
+        os.kill(control.running_process(PROJECT), signal.SIGKILL)  # a power cut
+        machine.kybernate("down", "models.yaml", "--keep-images", "--agent", machine.agent.address)
+        assert not Path("/sys/class/net/kyb-lab").exists()
+        assert subprocess.run(
+            ["nft", "list", "table", "inet", "kybernate-up-lab"], capture_output=True, check=False
+        ).returncode
+        assert sorted(Path("/etc/cni/net.d").iterdir()) == [away]
+        machine.up()
+        eventually(lambda: loaded("one"), seconds=90)
+        assert loaded("one") == before["one"]
+        machine.kybernate("down", "models.yaml", "--agent", machine.agent.address)
+    finally:
+        away.rename(node)
+        with Pods(PROJECT) as pods:
+            eventually(pods.has_network)
+
+
 def test_broken_file_changes_nothing(machine: Machine) -> None:
     machine.write(of_image("one"))
     machine.up()
@@ -189,7 +368,7 @@ def test_broken_file_changes_nothing(machine: Machine) -> None:
     machine.file.write_text(good + "  two: {imag: x}\n")
     said = machine.kybernate("up", "models.yaml", status=2)
     assert "models.two.imag is unknown" in said
-    os.kill(program.running_process(PROJECT), signal.SIGHUP)
+    os.kill(control.running_process(PROJECT), signal.SIGHUP)
     eventually(lambda: "the file is not used as it is now" in machine.log())
     assert loaded("one") == before["one"]
     machine.file.write_text(good)
@@ -218,6 +397,6 @@ def test_one_process_keeps_a_project(machine: Machine) -> None:
     machine.write(of_image("one"))
     machine.up()
     ready(machine, "one")
-    first = program.running_process(PROJECT)
+    first = control.running_process(PROJECT)
     assert f"process {first} keeps" in machine.kybernate("up", "models.yaml", "-d")
-    assert program.running_process(PROJECT) == first
+    assert control.running_process(PROJECT) == first

@@ -190,15 +190,19 @@ class Handler:
         streams: bool,
     ) -> web.StreamResponse:
         if exchange.head.path in {one.path for one in model.probes}:  # of a model that is awake: no activity
-            return await self._upstreams.pass_on(exchange, body, None, model.upstream, headers, 5.0, lambda: None)
+            return await self._upstreams.pass_on(
+                exchange, body, None, self._engine.upstream_of(model), headers, 5.0, lambda: None
+            )
         exchange.through = model.name
         content = await self._filtered(model, body)
         deadline = rules.seconds_of_client(exchange.head.headers) or inf
         with await self._admitted(exchange, model, len(body.prefix), deadline, streams) as admission:
             left = min(deadline, model.queue.age) - admission.waited
             if wants_upgrade(original) and not body.exists:
-                return await pass_upgrade(exchange, model.upstream, headers)
-            return await self._upstreams.pass_on(exchange, body, content, model.upstream, headers, left, lambda: None)
+                return await pass_upgrade(exchange, self._engine.upstream_of(model), headers)
+            return await self._upstreams.pass_on(
+                exchange, body, content, self._engine.upstream_of(model), headers, left, lambda: None
+            )
 
     async def _filtered(self, model: Model, body: Body) -> bytes | None:
         if not body.exists or not (model.filters or model.upstream_model):

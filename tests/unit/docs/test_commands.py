@@ -133,7 +133,7 @@ def test_command_of_the_documentation_exists(where: Block, line: str) -> None:
 
 @pytest.mark.parametrize("one", BLOCKS, ids=[f"{one.page}-{number}" for number, one in enumerate(BLOCKS)])
 def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> None:
-    assert one.language in ("sh", "toml", "yaml", "mermaid", "python"), f"{one.page}: {one.text}"
+    assert one.language in ("sh", "toml", "yaml", "mermaid", "python", "text"), f"{one.page}: {one.text}"
     if any(line.startswith("kubectl ") and " -f " not in line for line in one.commands):
         assert one.run_by, f"{one.page}: what kubectl is asked is run by a test\n{one.text}"
     if one.language == "python":
@@ -158,6 +158,12 @@ def test_block_is_in_a_language_that_is_checked(one: Block, tmp_path: Path) -> N
             return
         pod = document["spec"].get("template", document)["spec"]
         assert pod["runtimeClassName"] == "kybernate"
+    if one.language == "text":  # what a program prints: its headings
+        headings = [line.removeprefix("── ") for line in one.text.splitlines() if line.startswith("── ")]
+        program = (ROOT / one.run_by).read_text()
+        assert headings
+        assert [line for line in headings if line not in program] == []
+        return
     if one.run_by:
         assert f'block("{one.page}", "{one.name}")' in (ROOT / one.run_by).read_text()
 

@@ -65,6 +65,18 @@ def test_request_undoes_a_drain_and_waits_for_a_suspend() -> None:
     assert holding.decide(held(Phase.SUSPENDING, ticket(1)), 0.0) == []
 
 
+def test_model_that_makes_way_is_suspended_although_requests_wait() -> None:
+    state = held(Phase.AWAKE, ticket(1))
+    state.suspend_wanted = state.makes_way = True
+    assert holding.decide(state, 0.0) == [Drain()]
+    holding.moved(state, Phase.DRAINING, 0.0)
+    state.closed = True
+    assert holding.decide(state, 0.0) == [Suspend()]
+    holding.moved(state, Phase.SUSPENDING, 0.0)
+    holding.moved(state, Phase.ASLEEP, 1.0)
+    assert holding.decide(state, 1.0) == [Wake()]
+
+
 def test_model_in_use_is_never_idle() -> None:
     state = held(Phase.AWAKE)
     holding.began(state, 0.0)

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from kybernate.node.failure import Invalid
-from kybernate.up.models_file import EXAMPLE, FIRST_PORT, Mount, WarmUp, parse, schema
+from kybernate.up.models_file import FIRST_PORT, Mount, WarmUp, parse
+from kybernate.up.schema import EXAMPLE, schema
 
 GOOD = """\
 project: home

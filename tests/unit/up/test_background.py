@@ -1,0 +1,52 @@
+"""Where there is systemd, `up -d` is a service of it, which a boot starts, and `down` removes it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kybernate.node.failure import Unavailable
+from kybernate.up import background
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A service manager that starts what it is asked to; return the calls of systemctl."""
+    calls: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(words)
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    (tmp_path / "running").mkdir()
+    monkeypatch.setattr(background, "SYSTEMD", tmp_path / "running")
+    monkeypatch.setattr(background, "UNITS", tmp_path)
+    monkeypatch.setattr(background, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(background, "running_process", lambda project: 7 if len(calls) == 2 else 0)
+    return calls
+
+
+def test_service_is_written_enabled_and_removed(tmp_path: Path, systemd: list[list[str]]) -> None:
+    file = tmp_path / "100% models.yaml"
+    process, where = background.start(file, "home", "unix:/a b", watch=True)
+    unit = tmp_path / "kybernate-up-home.service"
+    text = unit.read_text()
+    assert (process, where) == (7, "journalctl -u kybernate-up-home.service")
+    assert systemd == [["systemctl", "daemon-reload"], ["systemctl", "enable", "--now", unit.name]]
+    assert f"up '{tmp_path}/100%% models.yaml' --agent 'unix:/a b' --watch" in text
+    assert "Restart=always" in text
+    assert "KillMode=process" in text  # what it has started is containerd's
+    background.end("home")
+    assert not unit.exists()
+    assert systemd[2:] == [["systemctl", "disable", "--now", unit.name], ["systemctl", "daemon-reload"]]
+
+
+def test_service_that_does_not_start_is_told(systemd: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = subprocess.CompletedProcess([], 1, "", "no such unit")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: refused)
+    with pytest.raises(Unavailable, match="systemctl daemon-reload: no such unit"):
+        background.start(Path("models.yaml"), "home", "", watch=False)
