@@ -55,6 +55,11 @@ class InventoryStub:
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kybernate_dot_messages_dot_agent__pb2.Change.FromString,
                 _registered_method=True)
+        self.ReadLog = channel.unary_stream(
+                '/kybernate.node.v1.Inventory/ReadLog',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.LogLines.FromString,
+                _registered_method=True)
 
 
 class InventoryServicer:
@@ -88,6 +93,14 @@ class InventoryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLog(self, request, context):
+        """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+        role of an operator: what a program writes is its owner's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InventoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +123,11 @@ def add_InventoryServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kybernate_dot_messages_dot_agent__pb2.WatchRequest.FromString,
                     response_serializer=kybernate_dot_messages_dot_agent__pb2.Change.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.LogLines.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -231,6 +249,33 @@ class Inventory:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kybernate.node.v1.Inventory/ReadLog',
+            kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.LogLines.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class OperationsStub:
     """What changes containers. A call answers as soon as the operation is in the journal. Needs the role of an operator.
@@ -335,7 +380,7 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
         Also for the role of a proxy, as Sleep.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -343,7 +388,7 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Have a container use no GPU: suspend it, or leave it where it is suspended or parked.
+        """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,6 +46,10 @@ class InventoryStub:
     revision that it has seen, and misses nothing: it gets the changes since, or, where the agent no longer has all of
     them, all that there is now between two bookmarks, followed by the events that it has missed.
     """
+    ReadLog: _grpc.UnaryStreamMultiCallable[_agent_pb2.ReadLogRequest, _agent_pb2.LogLines]
+    """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+    role of an operator: what a program writes is its owner's.
+    """
 
 @_typing.type_check_only
 class InventoryAsyncStub(InventoryStub):
@@ -59,6 +63,10 @@ class InventoryAsyncStub(InventoryStub):
     """Deliver each change of what the agent knows, in order of its revision. A client that was away names the last
     revision that it has seen, and misses nothing: it gets the changes since, or, where the agent no longer has all of
     them, all that there is now between two bookmarks, followed by the events that it has missed.
+    """
+    ReadLog: _aio.UnaryStreamMultiCallable[_agent_pb2.ReadLogRequest, _agent_pb2.LogLines]  # type: ignore[assignment]
+    """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+    role of an operator: what a program writes is its owner's.
     """
 
 class InventoryServicer(metaclass=_abc_1.ABCMeta):
@@ -96,6 +104,16 @@ class InventoryServicer(metaclass=_abc_1.ABCMeta):
         them, all that there is now between two bookmarks, followed by the events that it has missed.
         """
 
+    @_abc_1.abstractmethod
+    def ReadLog(
+        self,
+        request: _agent_pb2.ReadLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.LogLines], _abc.AsyncIterator[_agent_pb2.LogLines]]:
+        """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+        role of an operator: what a program writes is its owner's.
+        """
+
 def add_InventoryServicer_to_server(servicer: InventoryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class OperationsStub:
@@ -112,11 +130,11 @@ class OperationsStub:
     Swap: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _grpc.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]
-    """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
     Also for the role of a proxy, as Sleep.
     """
     Sleep: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]
-    """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
+    """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
     GetOperation: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]
     """reader"""
     ListOperations: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]
@@ -138,11 +156,11 @@ class OperationsAsyncStub(OperationsStub):
     Swap: _aio.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _aio.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]  # type: ignore[assignment]
-    """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
     Also for the role of a proxy, as Sleep.
     """
     Sleep: _aio.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]  # type: ignore[assignment]
-    """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
+    """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
     GetOperation: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """reader"""
     ListOperations: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]  # type: ignore[assignment]
@@ -197,7 +215,7 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.WakeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
-        """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
         Also for the role of a proxy, as Sleep.
         """
 
@@ -207,7 +225,7 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.SleepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
-        """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
+        """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
 
     @_abc_1.abstractmethod
     def GetOperation(
