@@ -28,6 +28,7 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
+from kybernate_shim.checkpoint.criu.kept_ipc import without_kept
 from kybernate_shim.checkpoint.criu.readdressed import pods_addresses, readdressed
 from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
@@ -171,9 +172,10 @@ async def _prepared(
 
 
 def _replaced(image: Image, spec: Spec) -> dict[str, bytes]:
-    """Return the files of CRIU's that the new pod's addresses are in."""
+    """Return the files of CRIU's that the new pod's addresses are in, and those without what the pod has already."""
     before = image.manifest.addresses
-    return readdressed(image.path, before, pods_addresses(spec)) if before else {}
+    moved = readdressed(image.path, before, pods_addresses(spec)) if before else {}
+    return {**moved, **without_kept(image.path, spec)}
 
 
 def _names(image: Image) -> Names:
