@@ -3,7 +3,8 @@
 They belong to the pod's IPC namespace, which CRIU dumps with each container, and makes again: of each object, by its
 key and its id, a new one. So a container could be restored in a pod once: not when it starts again there, where the
 objects still are, and not after another container of the pod whose image has them, too. As with files of volumes, what
-the pod has stays as it is, and only what it has not is made.
+the pod has stays as it is, and only what it has not is made. With one exception: CRIU attaches processes only to
+segments that it has made, so one that no process of the pod is attached to is removed, and made again as in the image.
 
 An object of the pod is the image's where key, id, owner, mode and size are the same; its creator is CRIU once it was
 restored. CRIU refuses others of that key or id, in its words.
@@ -26,11 +27,14 @@ from google.protobuf.message import DecodeError
 from kybernate_shim.checkpoint.criu.images import CriuImageInvalid
 from kybernate_shim.linux.credentials import is_nodes_namespace
 from kybernate_shim.linux.kernel_text import text_of
+from kybernate_shim.linux.libc import library
 from kybernate_shim.linux.namespaces import CLONE_NEWIPC, in_namespace
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.oci.spec import Spec
 
+SEGMENTS: Final = "shm"
+IPC_RMID: Final = 0
 HEAD: Final = 8  # bytes that begin each of CRIU's files
 LONGEST: Final = 4096  # bytes of an entry
 MOST_OBJECTS: Final = 1 << 16
@@ -41,10 +45,11 @@ Object = tuple[int, ...]  # key, id, mode, user, group, size or number
 
 @dataclass(frozen=True)
 class _Kind:
-    """One of the three kinds: the columns of its id and size in /proc/sysvipc, and its entries."""
+    """One of the three kinds: the columns of its id, size and users in /proc/sysvipc, and its entries."""
 
     id: str
     size: str
+    users: str
     entry: Any
     measure: Callable[[Any], int]
 
@@ -52,9 +57,9 @@ class _Kind:
 # A queue's number of messages is no property of it.
 KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
     {
-        "shm": _Kind("shmid", "size", criu.IpcSegment, lambda entry: int(entry.size)),
-        "sem": _Kind("semid", "nsems", criu.IpcSemaphores, lambda entry: int(entry.count)),
-        "msg": _Kind("msqid", "", criu.IpcQueue, lambda entry: 0),
+        "shm": _Kind("shmid", "size", "nattch", criu.IpcSegment, lambda entry: int(entry.size)),
+        "sem": _Kind("semid", "nsems", "", criu.IpcSemaphores, lambda entry: int(entry.count)),
+        "msg": _Kind("msqid", "", "", criu.IpcQueue, lambda entry: 0),
     }
 )
 
@@ -64,21 +69,52 @@ def without_kept(image: Path, spec: Spec) -> dict[str, bytes]:
 
     Nothing where the IPC namespace is the node's, or the container's own. Raises CriuImageInvalid and OSError.
     """
-    path = spec.namespace_path("ipc")
-    files = {name: file for name in KINDS for file in image.glob(f"ipcns-{name}-*.img") if file.stat().st_size > HEAD}
-    if not path or not files or is_nodes_namespace(path, "ipc"):
+    files = _files(image, spec)
+    if not files:
         return {}
-    there = in_namespace(Path(path), CLONE_NEWIPC, lambda: {name: _objects_of(name) for name in files})
+    path = Path(spec.namespace_path("ipc") or "")
+    there = in_namespace(path, CLONE_NEWIPC, lambda: {name: _objects_of(name) for name in files})
     found = {file.name: _rest(file, KINDS[name], there[name]) for name, file in files.items() if there[name]}
     return {name: content for name, content in found.items() if content is not None}
 
 
-def _objects_of(name: str) -> frozenset[Object]:
-    """Return the objects of this thread's namespace."""
+def remove_unused(image: Path, spec: Spec) -> None:
+    """Remove the segments of the image that the pod has and that no process is attached to, for CRIU to make them.
+
+    Raises CriuImageInvalid and OSError.
+    """
+    file = _files(image, spec).get(SEGMENTS)
+    if file is None:
+        return
+
+    def work() -> None:
+        unused = _objects_of(SEGMENTS, used=False)
+        for one in unused & _listed(file, KINDS[SEGMENTS]) if unused else ():
+            library().shmctl(one[1], IPC_RMID, None)  # what is gone meanwhile is no error; CRIU says what stays
+
+    in_namespace(Path(spec.namespace_path("ipc") or ""), CLONE_NEWIPC, work)
+
+
+def _files(image: Path, spec: Spec) -> dict[str, Path]:
+    """Return the files that list objects, by their kinds, where the IPC namespace is the pod's."""
+    path = spec.namespace_path("ipc")
+    if not path or is_nodes_namespace(path, "ipc"):
+        return {}
+    return {name: file for name in KINDS for file in image.glob(f"ipcns-{name}-*.img") if file.stat().st_size > HEAD}
+
+
+def _objects_of(name: str, *, used: bool = True) -> frozenset[Object]:
+    """Return the objects of this thread's namespace; of segments those that processes are attached to, or not."""
     kind = KINDS[name]
     head, *lines = text_of(f"/proc/sysvipc/{name}").split("\n")
-    columns = head.split()
-    return frozenset(_object(dict(zip(columns, line.split(), strict=False)), kind) for line in lines if line)
+    rows = [dict(zip(head.split(), line.split(), strict=False)) for line in lines if line]
+    return frozenset(_object(row, kind) for row in rows if (not kind.users or row[kind.users] != "0") == used)
+
+
+def _listed(path: Path, kind: _Kind) -> frozenset[Object]:
+    with os.fdopen(open_plain(path), "rb") as stream:
+        stream.seek(HEAD)
+        return frozenset(one for one, _, _ in _parts(path, stream, kind, os.fstat(stream.fileno()).st_size))
 
 
 def _object(row: Mapping[str, str], kind: _Kind) -> Object:

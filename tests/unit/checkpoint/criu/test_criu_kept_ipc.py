@@ -11,7 +11,7 @@ import pytest
 
 from kybernate_shim.checkpoint.criu import kept_ipc
 from kybernate_shim.checkpoint.criu.images import CriuImageInvalid
-from kybernate_shim.checkpoint.criu.kept_ipc import without_kept
+from kybernate_shim.checkpoint.criu.kept_ipc import remove_unused, without_kept
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.oci.spec import Spec
 
@@ -20,6 +20,8 @@ POD = Spec({"linux": {"namespaces": [{"type": "ipc", "path": "/proc/1/ns/ipc"}]}
 TABLES = {
     "shm": """       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid
       4660          0  1666                  4096     7     7      1  1000  1000     0     0
+      4662          2   600         1099511627776     7     7      0     0     0     0     0
+      4669          5   600                  4096     7     7      0     0     0     0     0
 """,
     "sem": """       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime
 -559038737          3   600          3     0     0     0     0          0          0
@@ -91,3 +93,17 @@ def test_container_with_a_namespace_of_its_own_gets_all(tmp_path: Path, monkeypa
 def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(CriuImageInvalid, match=r"ipcns-shm-11\.img"):
         without_kept(image(tmp_path, shm=content), POD)
+
+
+def test_segments_that_no_process_is_attached_to_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[int] = []
+
+    class Library:
+        def shmctl(self, id: int, command: int, _: None) -> None:
+            removed.append(id)
+
+    monkeypatch.setattr(kept_ipc, "library", Library)
+    remove_unused(image(tmp_path, shm=SEGMENT + OTHER + PAGES), POD)
+    assert removed == [2]
+    remove_unused(tmp_path, Spec({}))
+    assert removed == [2]
