@@ -27,9 +27,10 @@ SCHEMES: Final = {"https": ("https",), "http": ("http", "https")}
 
 @dataclass
 class Guard:
-    """The hooks of a client for the registry at `origin`."""
+    """The hooks of a client for the registry at `origin`, which is reached by a proxy where it is `proxied`."""
 
     origin: httpx.URL
+    proxied: bool = False
     _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def before(self, request: httpx.Request) -> None:
@@ -41,12 +42,27 @@ class Guard:
             raise ImageRegistryRefused(f"{self.origin.host} names {url.host}, which is a {min(inner)} address")
 
     def after(self, response: httpx.Response) -> None:
-        """Cut the body of an answer that its caller does not read piece by piece."""
+        """Cut the body of an answer that its caller does not read piece by piece.
+
+        Raises ImageRegistryRefused for an answer from where the registry may not lead: a server of names may give
+        another address for the connection than it gave when the name was looked at.
+        """
+        if inner := self._came_from(response) - self._kinds(self.origin.host):
+            raise ImageRegistryRefused(
+                f"{response.request.url.host} has answered from a {min(inner)} address, to which its name did not lead"
+            )
         if response.request.extensions.get(CONTENT) and response.status_code in WHOLE:
             return
         response.headers.pop("content-encoding", None)
         if isinstance(response.stream, httpx.SyncByteStream):
             response.stream = _Cut(response.stream)
+
+    def _came_from(self, response: httpx.Response) -> frozenset[str]:
+        """Return the kind of the address that has answered, none where that is unknown or a proxy of the node's."""
+        stream = response.extensions.get("network_stream")
+        place = stream.get_extra_info("server_addr") if stream is not None and not self.proxied else None
+        kind = _kind(str(place[0]).partition("%")[0]) if place else ""
+        return frozenset({kind} if kind else ())
 
     def _kinds(self, host: str) -> frozenset[str]:
         if host not in self._known:

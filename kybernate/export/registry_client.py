@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.request import getproxies
 
 import httpx
 
@@ -64,7 +65,7 @@ class RegistryClient:
         scopes = [f"repository:{reference.repository}:{'pull,push' if push else 'pull'}"]
         if how.mount_from:
             scopes.append(f"repository:{how.mount_from}:pull")
-        guard = Guard(self._origin)
+        guard = Guard(self._origin, proxied=bool(getproxies()))
         self._http = httpx.Client(
             auth=RegistryAuth(self._origin, how.credentials, tuple(scopes)),
             verify=_trust(how.ca),

@@ -36,7 +36,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.sockets import open_inodes
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.work import working_in
-from kybernate_shim.errors import Failed
+from kybernate_shim.errors import Failed, Refused
 from kybernate_shim.linux import socket_settings, thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
 from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
@@ -229,7 +229,10 @@ def chosen_settings(target: Target, request: DumpRequest) -> Chosen:
     assert target.cgroup is not None
     pids = target.cgroup.processes()
     holders = open_inodes(pids).values()
-    sockets = socket_settings.chosen(holders, target.init_pid, connections=request.tcp == "established")
+    try:
+        sockets = socket_settings.chosen(holders, target.init_pid, connections=request.tcp == "established")
+    except (OverflowError, TimeoutError) as error:
+        raise Refused(f"container {target.id} cannot be checkpointed: {error}; it continues as before") from None
     return Chosen(thread_settings.chosen(pids, target.init_pid), sockets)
 
 

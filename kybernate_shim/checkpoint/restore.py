@@ -28,6 +28,7 @@ from kybernate_shim.checkpoint.criu.config import (
     write_config,
 )
 from kybernate_shim.checkpoint.criu.confined import Inspection, inspecting
+from kybernate_shim.checkpoint.criu.kept_ipc import remove_unused, without_kept
 from kybernate_shim.checkpoint.criu.readdressed import pods_addresses, readdressed
 from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
@@ -72,6 +73,11 @@ ADVICE = (
         "has bad size",
         "the file is on a mount, and its size is not the one at the checkpoint, when a process had it open: bring it"
         " back as it was",
+    ),
+    (
+        "Can't find sysv shmem",
+        "a process of another container of the pod is attached to a segment of shared memory (shmat) that the image"
+        " has, too: restore this container first, or both in a new pod",
     ),
     (
         "Can't bind inet socket",
@@ -171,9 +177,10 @@ async def _prepared(
 
 
 def _replaced(image: Image, spec: Spec) -> dict[str, bytes]:
-    """Return the files of CRIU's that the new pod's addresses are in."""
+    """Return the files of CRIU's that the new pod's addresses are in, and those without what the pod has already."""
     before = image.manifest.addresses
-    return readdressed(image.path, before, pods_addresses(spec)) if before else {}
+    moved = readdressed(image.path, before, pods_addresses(spec)) if before else {}
+    return {**moved, **without_kept(image.path, spec)}
 
 
 def _names(image: Image) -> Names:
@@ -340,6 +347,7 @@ async def run(
         readable_inside(image, target.spec, work, prepared.replaced) as readable,
     ):
         prepared = replace(prepared, criu=replace(prepared.criu, image_path=readable))
+        await to_the_end(partial(remove_unused, image, target.spec))
         held_back = gate.held_back(target.spec, prepared.allowance, prepared.awaited, prepared.settled)
         async with held_back as held:
             runtime = replace(target.runtime, env={**target.runtime.env, **prepared.environment})

@@ -13,6 +13,7 @@ from kybernate_shim.linux import libc
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
 CLONE_NEWNET = 0x40000000
 
 T = TypeVar("T")

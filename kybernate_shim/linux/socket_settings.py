@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ TCP_CONGESTION: Final = 13
 ALGORITHMS: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")  # that any program may choose
 LONGEST_INTERFACE: Final = 15
 MOST_SOURCES: Final = 64
+MOST_SOCKETS: Final = 16384  # with something chosen, and groups of them all together: a manifest has room for no more
+SECONDS: Final = 10.0  # to look at all of them; any container of a pod may join groups without number
 MCAST_JOIN_GROUP, MCAST_JOIN_SOURCE_GROUP, MCAST_MSFILTER = 42, 46, 48
 INCLUDE: Final = 1  # a filter that lists the only sources that count
 ADDRESS_BYTES: Final = 128  # struct sockaddr_storage
@@ -129,17 +132,32 @@ def chosen(holders: Iterable[tuple[int, int]], init: int, *, connections: bool) 
     """Return what was chosen for the sockets that processes have open, each by one process and its descriptor.
 
     With `connections`, for connections of TCP, too, which are closed otherwise. What is closed meanwhile has chosen
-    nothing. Raises OSError where `init`, whose network they are in, has ended.
+    nothing. Raises OSError where `init`, whose network they are in, has ended; TimeoutError and OverflowError, with
+    what to do, where they are too many.
     """
     wanted = list(holders)
     if not wanted:
         return ()
-    groups = _groups_of(init)
+    groups, until = _groups_of(init), time.monotonic() + SECONDS
 
     def look() -> list[SocketSettings]:
-        with _Fresh() as fresh:
-            found = (_of_socket(pid, fd, fresh, groups, connections) for pid, fd in wanted)
-            return [one for one in found if one is not None and one.any]
+        found: list[SocketSettings] = []
+        fresh = _Fresh()
+        for pid, fd in wanted:
+            one = _of_socket(pid, fd, fresh, groups, connections)
+            if one is not None and one.any:
+                found.append(one)
+            if time.monotonic() > until:
+                raise TimeoutError(
+                    f"what was chosen for {len(wanted)} sockets, in a network with members of {len(groups)} groups of"
+                    f" multicast, could not be read within {SECONDS:g} s: close some of them"
+                )
+        if len(found) > MOST_SOCKETS or sum(len(one.groups) for one in found) > MOST_SOCKETS:
+            raise OverflowError(
+                f"{len(found)} sockets have options or groups of multicast that CRIU does not keep, more than the"
+                f" {MOST_SOCKETS} that an image has room for: close some of them"
+            )
+        return found
 
     return tuple(in_namespace(Path(f"/proc/{init}/ns/net"), CLONE_NEWNET, look))
 
@@ -164,13 +182,6 @@ class _Fresh:
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int, int], tuple[dict[str, int], bytes]] = {}
-        self._undo = ExitStack()
-
-    def __enter__(self) -> _Fresh:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
 
     def of(self, kind: tuple[int, int, int]) -> tuple[dict[str, int], bytes]:
         """Return options and algorithm of a new socket. Raises OSError."""

@@ -434,3 +434,53 @@ class DumpStats(_message.Message):
     pages_scanned: int
     pages_written: int
     def __init__(self, freezing_us: _Optional[int] = ..., frozen_us: _Optional[int] = ..., memory_dump_us: _Optional[int] = ..., memory_write_us: _Optional[int] = ..., pages_scanned: _Optional[int] = ..., pages_written: _Optional[int] = ...) -> None: ...
+
+class IpcDescription(_message.Message):
+    __slots__ = ("key", "id", "user", "group", "creator", "creator_group", "mode")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CREATOR_FIELD_NUMBER: _ClassVar[int]
+    CREATOR_GROUP_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    id: int
+    user: int
+    group: int
+    creator: int
+    creator_group: int
+    mode: int
+    def __init__(self, key: _Optional[int] = ..., id: _Optional[int] = ..., user: _Optional[int] = ..., group: _Optional[int] = ..., creator: _Optional[int] = ..., creator_group: _Optional[int] = ..., mode: _Optional[int] = ...) -> None: ...
+
+class IpcSegment(_message.Message):
+    __slots__ = ("description", "size", "in_pagemaps")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    IN_PAGEMAPS_FIELD_NUMBER: _ClassVar[int]
+    description: IpcDescription
+    size: int
+    in_pagemaps: bool
+    def __init__(self, description: _Optional[_Union[IpcDescription, _Mapping]] = ..., size: _Optional[int] = ..., in_pagemaps: _Optional[bool] = ...) -> None: ...
+
+class IpcSemaphores(_message.Message):
+    __slots__ = ("description", "count")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    description: IpcDescription
+    count: int
+    def __init__(self, description: _Optional[_Union[IpcDescription, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
+
+class IpcQueue(_message.Message):
+    __slots__ = ("description", "count")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    description: IpcDescription
+    count: int
+    def __init__(self, description: _Optional[_Union[IpcDescription, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
+
+class IpcMessage(_message.Message):
+    __slots__ = ("size",)
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    def __init__(self, size: _Optional[int] = ...) -> None: ...

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.system.checkpoints import assert_no_image, refused
-from tests.system.ctr import Ctr
-from tests.system.test_restorable import after_restore, running
+from tests.system.checkpoints import PYTHON, assert_no_image, kybernate, refused
+from tests.system.cri import Cri
+from tests.system.ctr import Ctr, eventually
+from tests.system.test_restorable import PRELUDE, after_restore, running
 
 CHILD = """
 def child(work):
@@ -133,3 +135,42 @@ found(lost=lost, told=[one for one in told if one[0] == 0], member="030201EF" in
 def test_what_was_chosen_for_sockets_comes_back(ours: Ctr, image: Path, options: Sequence[str]) -> None:
     answer = after_restore(ours, image, SOCKETS, *options)
     assert answer == {"lost": [], "told": [[0, 1], [0, 2], [0, 8]], "member": True}
+
+
+# A segment, a set of semaphores and a queue of System V, which belong to the pod.
+OBJECTS = """
+libc.shmat.restype = ctypes.c_void_p
+segment = libc.shmget(0x1234, 4096, 0o1600); memory = libc.shmat(segment, None, 0); ctypes.memmove(memory, b"kept", 4)
+semaphores = libc.semget(0x1235, 1, 0o1600); libc.semctl(semaphores, 0, 16, 5)
+queue = libc.msgget(0x1236, 0o1600); text = ctypes.create_string_buffer(struct.pack("l", 1) + b"told")
+libc.msgsnd(queue, text, 4, 0)
+ready()
+found(memory=ctypes.string_at(memory, 4).decode(), value=libc.semctl(semaphores, 0, 12, 0),
+      told=libc.msgrcv(queue, text, 100, 0, 0o4000), ids=[libc.shmget(0x1234, 4096, 0o600) == segment])
+"""
+
+
+def test_objects_of_system_v_stay_in_their_pod(tmp_path: Path) -> None:
+    """The container starts again in the pod that has them, and another pod gets them with the first of two images."""
+    cri = Cri()
+    program = ["python3", "-c", PRELUDE + OBJECTS]
+    with cri.pod(annotations={"kybernate.io/restore-from": "latest"}) as pod:
+        name = pod.config.metadata.name
+        cri.run(pod, "app", program, image=PYTHON)
+        cri.await_log(pod, "app", "ready")
+        cri.run(pod, "other", ["python3", "-c", PRELUDE + "ready()\nfound(alive=True)"], image=PYTHON)
+        cri.await_log(pod, "other", "ready")
+        kybernate("checkpoint", f"default/{name}/other", f"{name}-other")
+        kybernate("checkpoint", f"default/{name}/app", f"{name}-app", "--exit")
+        log = Path(pod.config.log_directory, "app.1.log")
+        id = cri.run(pod, "app", program, image=PYTHON, attempt=1)
+        assert cri.exec(id, "kill", "-USR1", "1")[0] == 0
+        (said,) = eventually(lambda: re.findall(r"FOUND (.*)\n", log.read_text()))
+        assert said == '{"memory": "kept", "value": 5, "told": 4, "ids": [true]}'
+    both = {f"kybernate.io/restore-from.{one}": f"{name}-{one}" for one in ("app", "other")}
+    with cri.pod(annotations=both) as pod:
+        ids = [cri.run(pod, one, ["/never/run"], image=PYTHON) for one in ("other", "app")]
+        assert [cri.exec(id, "kill", "-USR1", "1")[0] for id in ids] == [0, 0]
+        eventually(lambda: all(any("FOUND" in line for line in cri.log(pod, one)) for one in ("other", "app")))
+        assert any('"memory": "kept"' in line for line in cri.log(pod, "app"))
+    cri.close()

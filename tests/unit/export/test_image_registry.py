@@ -304,6 +304,18 @@ def test_registry_leads_to_no_address_of_the_nodes_own(
             Guard(httpx.URL(origin)).before(request)
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["a redirect", "the registry itself"])
+def test_name_that_leads_inwards_at_the_second_look_is_refused(
+    server: FakeRegistry, config: Config, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Its server of names gives an address outside when it is looked at, and the node's own for the connection."""
+    monkeypatch.setattr(guard, "_kinds", lambda host: frozenset())
+    if not first:
+        server.faults["GET manifests"] = lambda number: (307, b"", {"Location": "/v2/a/b/manifests/other"})
+    with pytest.raises(ImageRegistryRefused, match="has answered from a loopback address, to which its name did not"):
+        pull(server, config)
+
+
 @pytest.mark.parametrize("where", ["manifest", "layer", "cut", "longer"])
 def test_changed_bytes_are_found(server: FakeRegistry, image: Image, config: Config, where: str) -> None:
     digest = str(push(server, image).reference.digest)

@@ -154,3 +154,17 @@ def test_transparent_sockets_need_their_capability(
 def test_settings_of_a_foreign_manifest_are_checked(wrong: SocketSettings) -> None:
     with pytest.raises(ValueError, match=r".+"):
         wrong.check()
+
+
+def test_sockets_and_groups_without_number_are_refused(
+    made: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = made(socket.AF_INET, socket.SOCK_DGRAM), made(socket.AF_INET, socket.SOCK_DGRAM)
+    for each in (one, other):
+        each.setsockopt(socket.IPPROTO_IP, 13, 1)
+    monkeypatch.setattr(socket_settings, "MOST_SOCKETS", 1)
+    with pytest.raises(OverflowError, match="2 sockets have options or groups of multicast"):
+        read(one, other)
+    monkeypatch.setattr(socket_settings, "SECONDS", -1.0)
+    with pytest.raises(TimeoutError, match="chosen for 2 sockets, in a network with members of"):
+        read(one, other)
