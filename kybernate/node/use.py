@@ -1,0 +1,179 @@
+"""Use of GPUs by processes that are suspended: found by the arena's library in them, or else from outside.
+
+A call waits in the driver while its process is suspended. The library notes such a call in its control page, which costs
+a look at a word here. Where there is no library, a thread that waits in the driver is recognized by its stack: the
+innermost code in it that is not the C library's is libcuda's. A thread that has not moved since the last look costs two
+system calls.
+
+All that is read here is a tenant's: it decides only whether his own container wakes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from kybernate_shim.arena.control import Control, ControlInvalid, control_of, must_run
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
+from kybernate_shim.linux.kernel_text import text_of
+from kybernate_shim.linux.process_memory import Region, read_maps
+
+DRIVER: Final = "libcuda.so"
+PASSED_OVER: Final = ("libc.so", "libc-", "ld-", "libpthread", "kybernate-arena.so", "libkybernate-arena.so", "[vdso]")
+STACK_BYTES: Final = 4096  # from its end on: what a wait for a lock and its callers take
+WORD: Final = struct.Struct("<Q")
+MOST_PROCESSES, MOST_THREADS = 512, 4096  # of a container, and of a process: more are not looked at
+
+
+@dataclass
+class _Code:
+    """Executable mappings of a process, in order of address, and what each is: the driver's, passed over, or other."""
+
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, regions: Iterable[Region]) -> _Code:
+        code = cls()
+        for region in regions:
+            if "x" in region.perms:
+                code.starts.append(region.start)
+                code.ends.append(region.end)
+                code.kinds.append(_kind(region.name))
+        return code
+
+    @property
+    def has_driver(self) -> bool:
+        return "driver" in self.kinds
+
+    def innermost(self, stack: bytes) -> str:
+        """Return what the first address in a stack leads to that is not passed over."""
+        for (address,) in WORD.iter_unpack(stack[: len(stack) // WORD.size * WORD.size]):
+            place = bisect.bisect_right(self.starts, address) - 1
+            if place >= 0 and address < self.ends[place] and self.kinds[place] != "passed over":
+                return self.kinds[place]
+        return ""
+
+
+def _kind(name: str) -> str:
+    file = name.rpartition("/")[2]
+    if file.startswith(DRIVER):
+        return "driver"
+    return "passed over" if file.startswith(PASSED_OVER) else "other"
+
+
+class Process:
+    """A suspended process. `page` is its library's, None where it has none. Close it after use."""
+
+    def __init__(self, pid: int) -> None:
+        """Begin to watch. Raises OSError where it has ended."""
+        self.pid = pid
+        self.page = self._page()
+        self._seen: dict[int, tuple[str, bool]] = {}  # of each thread: where it was, and whether it waits there
+        self._code = _Code.of(read_maps(pid))
+        if self.page is not None:
+            self._noted = self.page.uses()
+            self.page.watch_use()
+
+    def close(self) -> None:
+        if self.page is not None:
+            self.page.watch_use(wanted=False)
+            self.page.close()
+            self.page = None
+
+    @property
+    def uses_driver(self) -> bool:
+        return self.page is not None or self._code.has_driver
+
+    def is_noted(self) -> bool:
+        """Return whether the library has noted a use since the beginning. Costs a look at a word."""
+        return self.page is not None and self.page.uses() != self._noted
+
+    def waits(self) -> bool:
+        """Return whether a thread waits in the driver. Raises OSError where the process has ended."""
+        threads = sorted(int(name) for name in os.listdir(f"/proc/{self.pid}/task"))[:MOST_THREADS]
+        seen: dict[int, tuple[str, bool]] = {}
+        memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for thread in threads:
+                with suppress(OSError):  # one that has just ended
+                    seen[thread] = self._look(thread, memory)
+        finally:
+            os.close(memory)
+        self._seen = seen
+        return any(waits for _, waits in seen.values())
+
+    def _look(self, thread: int, memory: int) -> tuple[str, bool]:
+        place = text_of(f"/proc/{self.pid}/task/{thread}/syscall").strip()
+        known = self._seen.get(thread)
+        if known is not None and known[0] == place:
+            return known
+        words = place.split()
+        if len(words) < 3:  # it runs
+            return "", False
+        stack = os.pread(memory, STACK_BYTES, int(words[-2], 16))
+        in_driver = self._code.innermost(stack) == "driver"
+        return place, in_driver and not must_run(text_of(f"/proc/{self.pid}/task/{thread}/comm").strip())
+
+    def _page(self) -> Control | None:
+        try:
+            return control_of(self.pid)
+        except (ControlInvalid, OSError):
+            return None
+
+
+class Container:
+    """The processes of a suspended container. Blocks, but for `is_noted`; one thread at a time."""
+
+    def __init__(self, first: int) -> None:
+        """`first` is its first process."""
+        self._first = first
+        self._processes: dict[int, Process] = {}
+        self._others: set[int] = set()  # that do not use the driver, or cannot be looked at
+        self._waited = False
+
+    def is_noted(self) -> bool:
+        """Return whether a use was found. For the event loop, 20 times a second."""
+        return self._waited or any(process.is_noted() for process in tuple(self._processes.values()))
+
+    def look(self) -> None:
+        """Look from outside at processes that have no library, and once at those that have: a call may wait already."""
+        pids = _processes_of(self._first)
+        for pid in self._processes.keys() - pids:
+            self._processes.pop(pid).close()
+        self._others &= pids
+        for pid in sorted(pids - self._processes.keys() - self._others)[:MOST_PROCESSES]:
+            self._begin(pid)
+        for process in self._processes.values():
+            if process.page is None:
+                with suppress(OSError):
+                    self._waited = process.waits() or self._waited
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+
+    def _begin(self, pid: int) -> None:
+        try:
+            process = Process(pid)
+            if process.uses_driver:
+                self._processes[pid] = process
+                self._waited = process.waits() or self._waited
+                return
+        except OSError:
+            pass
+        self._others.add(pid)
+
+
+def _processes_of(first: int) -> set[int]:
+    try:
+        return set(Cgroup.of(first).processes())
+    except OSError:
+        return {first}
