@@ -11,3 +11,4 @@ ARRIVING: Final = RUN / "arriving"  # images that arrive from a store for a rest
 SOURCES: Final = Path("/run/kybernate-sources")
 DUMPS: Final = RUN / "dumps"  # files of dumps whose containers are frozen
 IMAGES_SOCKET: Final = RUN / "images.sock"  # of the agent, for shims: images that are not on the node
+SEATS_WAIT: Final = RUN / "seats-wait"  # is there where a container with a seat waits for an agent that is away

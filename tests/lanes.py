@@ -68,6 +68,13 @@ PARTS = (
         "shim, CUDA helper, VRAM mover, S3 server and pretended driver; CRIU dumps and restores such programs in every"
         " lane, in test_checkpoint.py and test_children.py, with their bytes in the arena or not",
     ),
+    Part(
+        "seats",
+        ("system/gpu/test_seats.py", "system/gpu/test_seats_soak.py"),
+        70,
+        ("sid",),
+        "the agent's arbiter over the shim's suspend and resume, which test_suspend.py meets in both",
+    ),
     Part("faults", ("faults",), 160, ("trixie",), "the CUDA helper without a container"),
     Part("containers", ("system",), 80),
     Part(

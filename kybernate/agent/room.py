@@ -34,6 +34,17 @@ class Note(Protocol):
     def __call__(self, type: str, level: str, message: str, /, **about: str) -> object: ...
 
 
+class Seated(Protocol):
+    """Says which containers have a seat, and so wait for their own turn when they start."""
+
+    def __call__(self, namespace: str, container: str) -> bool: ...
+
+
+def without_seat(namespace: str, container: str) -> bool:
+    """Say so of every container: there are no seats."""
+    return False
+
+
 def let_in(taker: Taker, before: Sequence[Taker]) -> str:
     """Let every taker in: the driver refuses what does not fit."""
     return ""
@@ -46,6 +57,7 @@ class RoomOwner:
     note: Note
     waits: Callable[[Taker, str], object] = lambda taker, reason: None
     grant: Grant = let_in
+    seated: Seated = without_seat
     _waiting: list[Taker] = field(default_factory=list)
     _taking: list[Taker] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,8 +105,14 @@ class RoomOwner:
             self.look_again()
 
     def _reason(self, taker: Taker) -> str:
-        """Return why a taker waits. A shim that starts what an operation restores has the operation's room."""
-        if any((one.namespace, one.container) == (taker.namespace, taker.container) for one in self._taking):
+        """Return why a taker waits. A shim that starts what an operation restores has the operation's room.
+
+        A container with a seat has it only once its seat's turn has come: the operation may know nothing of the seat.
+        """
+        seated = self.seated(taker.namespace, taker.container)
+        if not seated and any(
+            (one.namespace, one.container) == (taker.namespace, taker.container) for one in self._taking
+        ):
             return ""
         return self.grant(taker, (*self._taking, *self._waiting[: self._waiting.index(taker)]))
 

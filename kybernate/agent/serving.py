@@ -30,7 +30,7 @@ from kybernate_shim.run_directory import IMAGES_SOCKET
 from kybernate_shim.ttrpc import Server, Services
 
 LIVENESS: Final = "liveness"  # of the health service; "" is readiness
-SERVED: Final = ("Inventory", "Activity", "Operations", "Checkpoints", "Peers")
+SERVED: Final = ("Inventory", "Activity", "Operations", "Checkpoints", "Seats", "Peers")
 GRACE_SECONDS: Final = 2.0
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", 1 << 20),  # no request is larger
@@ -56,6 +56,7 @@ class Servicers:
     activity: agent_pb2_grpc.ActivityServicer
     operations: agent_pb2_grpc.OperationsServicer
     checkpoints: agent_pb2_grpc.CheckpointsServicer
+    seats: agent_pb2_grpc.SeatsServicer
     own: agent_pb2_grpc.SelfServicer
     peers: peer_pb2_grpc.PeersServicer
     files: Handler
@@ -164,6 +165,7 @@ class Serving:
         agent_pb2_grpc.add_ActivityServicer_to_server(servicers.activity, server)
         agent_pb2_grpc.add_OperationsServicer_to_server(servicers.operations, server)
         agent_pb2_grpc.add_CheckpointsServicer_to_server(servicers.checkpoints, server)
+        agent_pb2_grpc.add_SeatsServicer_to_server(servicers.seats, server)
         peer_pb2_grpc.add_PeersServicer_to_server(servicers.peers, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         services = {**agent_pb2.DESCRIPTOR.services_by_name, **peer_pb2.DESCRIPTOR.services_by_name}

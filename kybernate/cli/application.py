@@ -28,6 +28,13 @@ HELP = "Checkpoint, restore and suspend the containers of this node."
 class Group(TyperGroup):
     """A group of commands, whose help has the whole first sentence of each."""
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _spelled(self, args))
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         self.format_section(ctx, formatter, "Commands", self.list_commands(ctx))
 
@@ -72,22 +79,29 @@ class Command(TyperCommand):
         return [self.options_metavar or "", *(_usage(one) for one in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options, without the types that Python has for them."""
-        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for one in self.get_params(ctx):
-            if (record := one.get_help_record(ctx)) is None:
-                continue
-            text = UNSAID.sub("", record[1])
-            is_argument = one.param_type_name == "argument"
-            rows["Arguments" if is_argument else "Options"].append((_bare(one) if is_argument else record[0], text))
-        for title, lines in rows.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
+        _format_options(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        has_output = any("--output" in one.opts for one in self.params)
-        return super().parse_args(ctx, spelled(args) if has_output else args)
+        return super().parse_args(ctx, _spelled(self, args))
+
+
+def _spelled(command: Any, args: list[str]) -> list[str]:
+    return spelled(args) if any("--output" in one.opts for one in command.params) else args
+
+
+def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write arguments and options, without the types that Python has for them."""
+    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for one in command.get_params(ctx):
+        if (record := one.get_help_record(ctx)) is None:
+            continue
+        text = UNSAID.sub("", record[1])
+        is_argument = one.param_type_name == "argument"
+        rows["Arguments" if is_argument else "Options"].append((_bare(one) if is_argument else record[0], text))
+    for title, lines in rows.items():
+        if lines:
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
 
 def _bare(argument: Any) -> str:
@@ -161,6 +175,9 @@ def _commands(app: typer.Typer) -> Iterator[Any]:
     for group in app.registered_groups:
         group.cls = Group
         if group.typer_instance is not None:
+            of_group = group.typer_instance.registered_callback
+            if of_group is not None and of_group.callback is not None:
+                declare(of_group.callback)
             yield from _commands(group.typer_instance)
 
 

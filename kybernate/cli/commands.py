@@ -39,6 +39,7 @@ COMMANDS = {
     "pin": "tiers",
     "unpin": "tiers",
     "seats": "seats",
+    "why": "seat_states",
     "schedule": "schedule",
     "pool": "pool",
     "cuda": "cuda",
@@ -56,7 +57,9 @@ COMMANDS = {
 
 # The groups of the help. A command that is in none of them is in the last one.
 GROUPS = {
-    "Containers": ("ps", "status", "checkpoint", "restore", "release", "suspend", "resume", "swap", "sleep", "wake"),
+    "Containers": (
+        *("ps", "status", "checkpoint", "restore", "release", "suspend", "resume", "swap", "sleep", "wake", "why"),
+    ),
     "Images": (
         *("images", "inspect", "label", "pin", "unpin", "rm", "import", "export", "push", "pull", "encrypt", "decrypt"),
     ),
@@ -69,8 +72,8 @@ GROUPS = {
 BY_AGENT = frozenset(
     {
         "cancel", "checkpoint", "demote", "events", "evict", "images", "label", "ops", "pin", "prefetch", "promote",
-        "ps", "release", "restore", "resume", "rm", "sleep", "status", "suspend", "swap", "top", "unpin", "version",
-        "wait", "wake",
+        "ps", "release", "restore", "resume", "rm", "schedule", "sleep", "status", "suspend", "swap", "top",
+        "unpin", "version", "wait", "wake", "why",
     }
 )  # fmt: skip
 

@@ -13,14 +13,16 @@ import typer
 from kybernate.agent.seat_settings import configuration_of, read_file
 from kybernate.agent.settings import Settings
 from kybernate.agent.tier_rules import zone_of
-from kybernate.cli.formats import NONE, Format, Output, Table
+from kybernate.cli.agents import agent_or_none
+from kybernate.cli.formats import NONE, Format, Output, Table, moment, rfc3339
 from kybernate.cli.output import seconds
+from kybernate.messages.agent_pb2 import Turn
 from kybernate.node.failure import Invalid
 from kybernate.seats.configuration import Configuration, SeatsInvalid
 from kybernate.seats.windows import Change, changes, preferred
 
 WEEK = 7 * 86400.0
-HEADER = ("FROM", "IN", "PREFERRED")
+HEADER = ("FROM", "IN", "PREFERRED", "SEAT", "CONTAINER", "REASON")
 
 
 FORMAT = "docs/seats.md describes the configuration"
@@ -35,18 +37,44 @@ def register(app: typer.Typer) -> None:
 
 
 def schedule(file: File = None, output: Output = Format.TABLE) -> None:
-    """Show the windows of the coming week: which kind of work comes first from when on."""
-    configuration = configured(file)
+    """Show what happens next: turns of waiting seats, and which kind of work comes first in the coming week."""
+    turns = [] if file else _turns()
+    configuration = configured(file) if file or not turns else _configured_or_none()
     rules, now = configuration.rules, time.time()
-    if not rules.windows:
-        raise Invalid("no window is configured", advice="set `schedule` in the configuration of seats")
-    found = [Change(now, preferred(rules.windows, rules.zone, now)), *_week(configuration, now)]
+    if not rules.windows and not turns:
+        raise Invalid(
+            "no window is configured, and no seat waits", advice="set `schedule` in the configuration of seats"
+        )
+    windows = [Change(now, preferred(rules.windows, rules.zone, now)), *_week(configuration, now)]
+    found = [*turns, *(windows if rules.windows else ())]
 
-    def row(one: Change) -> tuple[object, ...]:
-        local = datetime.fromtimestamp(one.at, rules.zone).strftime("%a %Y-%m-%d %H:%M %Z")
-        return (local, "now" if one.at == now else seconds(one.at - now), one.prefer or NONE)
+    def row(one: Change | Turn) -> tuple[object, ...]:
+        at = moment(one.at) if isinstance(one, Turn) else one.at
+        local = datetime.fromtimestamp(at, rules.zone).strftime("%a %Y-%m-%d %H:%M %Z") if at else NONE
+        when = "now" if 0 < at <= now else seconds(at - now) if at else NONE
+        if isinstance(one, Turn):
+            return (local, when, NONE, one.seat, one.container_title or NONE, one.reason)
+        return (local, when, one.prefer or NONE, NONE, NONE, NONE)
 
-    Table(HEADER, row, _document, len(HEADER), lambda one: one.prefer).show(output, found)
+    Table(HEADER, row, _document, len(HEADER), _name).show(output, found)
+
+
+def _turns() -> list[Turn]:
+    """Return the turns that the agent knows of; none where no agent runs."""
+    with agent_or_none() as agent:
+        return list(agent.schedule()) if agent is not None else []
+
+
+def _configured_or_none() -> Configuration:
+    """Return this node's configuration; an empty one where the agent is that of another node, or has another one."""
+    try:
+        return configured(None)
+    except Invalid:
+        return Configuration()
+
+
+def _name(one: Change | Turn) -> str:
+    return one.seat if isinstance(one, Turn) else one.prefer
 
 
 def configured(file: Path | None) -> Configuration:
@@ -65,5 +93,9 @@ def _week(configuration: Configuration, now: float) -> Iterator[Change]:
     return (one for one in changes(rules.windows, rules.zone, now) if one.at <= now + WEEK)
 
 
-def _document(one: Change) -> dict[str, object]:
-    return {"from": datetime.fromtimestamp(one.at, UTC).isoformat(), "preferred": one.prefer}
+def _document(one: Change | Turn) -> dict[str, object]:
+    if isinstance(one, Turn):
+        at = rfc3339(moment(one.at))
+        return {"from": at, "preferred": "", "seat": one.seat, "container": one.container_title, "reason": one.reason}
+    at = datetime.fromtimestamp(one.at, UTC).isoformat()
+    return {"from": at, "preferred": one.prefer, "seat": "", "container": "", "reason": ""}

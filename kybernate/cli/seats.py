@@ -23,17 +23,30 @@ HEADER = ("POLICY", "P50", "P99", "WITHIN", "SWITCHES/H", "BUSY", "FAIRNESS", "R
 MODELS_HEADER = ("POLICY", "MODELS")
 STEPS = 24  # of the chart
 
-app = typer.Typer(help="Seats on the node's GPUs.", no_args_is_help=True)
-
+app = typer.Typer(help="Seats on the node's GPUs.", invoke_without_command=True)
 
 FORMAT = "docs/seats.md describes the format"
 
 
 def register(parent: typer.Typer) -> None:
     """Add the group of commands."""
+    app.callback()(seats)
     app.command()(simulate)
     app.command()(models)
     parent.add_typer(app, name="seats")
+
+
+def seats(
+    context: typer.Context,
+    all: Annotated[bool, typer.Option("--all", help="Free ones, too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue with a line for each change.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """List the seats of the node, and what each does or waits for."""
+    if context.invoked_subcommand is None:
+        from kybernate.cli.seat_states import list_seats  # the simulator needs no agent
+
+        list_seats(output, all=all, watch=watch)
 
 
 Gpus = Annotated[int, typer.Option(min=1, max=10_000, metavar="NUMBER", help="GPUs, on nodes of eight.")]

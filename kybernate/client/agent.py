@@ -108,6 +108,18 @@ class Agent(Verbs[Operation]):
         """Return one container by id, the beginning of one, or the name of its pod."""
         return self._call(queries.container(name, namespace))
 
+    def seats(self, *, all: bool = False) -> Sequence[wire.Seat]:
+        """Return the seats that containers have; with `all`, those that are free, too."""
+        return self._call(queries.seats(all=all)).seats
+
+    def seat(self, name: str, namespace: str = "") -> wire.Seat:
+        """Return a seat by its name, or by the name of the container that has it."""
+        return self._call(queries.seat(name, namespace))
+
+    def schedule(self) -> Sequence[wire.Turn]:
+        """Return when waiting seats have their turns, the next first."""
+        return self._call(queries.schedule()).turns
+
     def watch(
         self, kinds: Iterable[str] = (), *, revision: int = 0, instance: str = "", timeout: float | None = None
     ) -> Iterator[wire.Change]:

@@ -100,6 +100,18 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
         """Return one container by id, the beginning of one, or the name of its pod."""
         return await self._call(queries.container(name, namespace))
 
+    async def seats(self, *, all: bool = False) -> Sequence[wire.Seat]:
+        """Return the seats that containers have; with `all`, those that are free, too."""
+        return (await self._call(queries.seats(all=all))).seats
+
+    async def seat(self, name: str, namespace: str = "") -> wire.Seat:
+        """Return a seat by its name, or by the name of the container that has it."""
+        return await self._call(queries.seat(name, namespace))
+
+    async def schedule(self) -> Sequence[wire.Turn]:
+        """Return when waiting seats have their turns, the next first."""
+        return (await self._call(queries.schedule())).turns
+
     async def watch(
         self, kinds: Iterable[str] = (), *, revision: int = 0, instance: str = "", timeout: float | None = None
     ) -> AsyncIterator[wire.Change]:

@@ -46,6 +46,18 @@ def container(name: str, namespace: str) -> Query[wire.Container]:
     return Query("Inventory/GetContainer", wire.GetContainerRequest(name=name, namespace=namespace), wire.Container)
 
 
+def seats(*, all: bool) -> Query[wire.ListSeatsResponse]:
+    return Query("Seats/ListSeats", wire.ListSeatsRequest(all=all), wire.ListSeatsResponse)
+
+
+def seat(name: str, namespace: str) -> Query[wire.Seat]:
+    return Query("Seats/GetSeat", wire.GetSeatRequest(name=name, namespace=namespace), wire.Seat)
+
+
+def schedule() -> Query[wire.Schedule]:
+    return Query("Seats/GetSchedule", wire.GetScheduleRequest(), wire.Schedule)
+
+
 def watch(kinds: Iterable[str], revision: int, instance: str) -> Query[wire.Change]:
     request = wire.WatchRequest(revision=revision, instance=instance, kinds=kinds)
     return Query("Inventory/Watch", request, wire.Change)

@@ -179,7 +179,7 @@ def _configure(document: tomlkit.TOMLDocument, shim: str) -> None:
             "runtime_type": "io.containerd.runc.v2",
             "runtime_path": shim,
             "pod_annotations": ["kybernate.io/*"],
-            "container_annotations": ["kybernate.io/*"],
+            "container_annotations": ["kybernate.io/*", "kyb.ai/*"],
         }
         for key, value in wanted.items():
             if not _serves(at[HANDLER].get(key), value):

@@ -220,6 +220,114 @@ class Container(_message.Message):
     active_until: _timestamp_pb2.Timestamp
     def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class ListSeatsRequest(_message.Message):
+    __slots__ = ("all",)
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    all: bool
+    def __init__(self, all: _Optional[bool] = ...) -> None: ...
+
+class ListSeatsResponse(_message.Message):
+    __slots__ = ("seats", "revision")
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    seats: _containers.RepeatedCompositeFieldContainer[Seat]
+    revision: int
+    def __init__(self, seats: _Optional[_Iterable[_Union[Seat, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class GetSeatRequest(_message.Message):
+    __slots__ = ("name", "namespace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class Seat(_message.Message):
+    __slots__ = ("name", "profile", "group", "gpus", "status", "since", "namespace", "container", "container_title", "priority", "kind", "need_bytes", "held_bytes", "busy", "requests", "reason", "before", "turn_at", "failures", "retry_at", "error", "stands_by_for", "wake_on_use", "lost")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_TITLE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NEED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    TURN_AT_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    STANDS_BY_FOR_FIELD_NUMBER: _ClassVar[int]
+    WAKE_ON_USE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    profile: str
+    group: str
+    gpus: _containers.RepeatedScalarFieldContainer[int]
+    status: str
+    since: _timestamp_pb2.Timestamp
+    namespace: str
+    container: str
+    container_title: str
+    priority: int
+    kind: str
+    need_bytes: int
+    held_bytes: int
+    busy: bool
+    requests: _containers.RepeatedCompositeFieldContainer[SeatRequest]
+    reason: str
+    before: _containers.RepeatedScalarFieldContainer[str]
+    turn_at: _timestamp_pb2.Timestamp
+    failures: int
+    retry_at: _timestamp_pb2.Timestamp
+    error: str
+    stands_by_for: str
+    wake_on_use: bool
+    lost: bool
+    def __init__(self, name: _Optional[str] = ..., profile: _Optional[str] = ..., group: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., status: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., namespace: _Optional[str] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[str] = ..., need_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ..., requests: _Optional[_Iterable[_Union[SeatRequest, _Mapping]]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., turn_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., retry_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., stands_by_for: _Optional[str] = ..., wake_on_use: _Optional[bool] = ..., lost: _Optional[bool] = ...) -> None: ...
+
+class SeatRequest(_message.Message):
+    __slots__ = ("cause", "at", "deadline")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    at: _timestamp_pb2.Timestamp
+    deadline: _timestamp_pb2.Timestamp
+    def __init__(self, cause: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetScheduleRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Schedule(_message.Message):
+    __slots__ = ("turns",)
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedCompositeFieldContainer[Turn]
+    def __init__(self, turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+
+class Turn(_message.Message):
+    __slots__ = ("seat", "at", "reason", "before", "container_title")
+    SEAT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_TITLE_FIELD_NUMBER: _ClassVar[int]
+    seat: str
+    at: _timestamp_pb2.Timestamp
+    reason: str
+    before: _containers.RepeatedScalarFieldContainer[str]
+    container_title: str
+    def __init__(self, seat: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., container_title: _Optional[str] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("revision", "instance", "kinds")
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -231,7 +339,7 @@ class WatchRequest(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., instance: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Change(_message.Message):
-    __slots__ = ("revision", "time", "instance", "removed", "bookmark", "container", "gpu", "operation", "image", "tier", "event")
+    __slots__ = ("revision", "time", "instance", "removed", "bookmark", "container", "gpu", "operation", "image", "tier", "event", "seat")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +351,7 @@ class Change(_message.Message):
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     revision: int
     time: _timestamp_pb2.Timestamp
     instance: str
@@ -254,7 +363,8 @@ class Change(_message.Message):
     image: Image
     tier: Tier
     event: Event
-    def __init__(self, revision: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., instance: _Optional[str] = ..., removed: _Optional[bool] = ..., bookmark: _Optional[_Union[Bookmark, str]] = ..., container: _Optional[_Union[Container, _Mapping]] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ..., operation: _Optional[_Union[Operation, _Mapping]] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., tier: _Optional[_Union[Tier, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
+    seat: Seat
+    def __init__(self, revision: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., instance: _Optional[str] = ..., removed: _Optional[bool] = ..., bookmark: _Optional[_Union[Bookmark, str]] = ..., container: _Optional[_Union[Container, _Mapping]] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ..., operation: _Optional[_Union[Operation, _Mapping]] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., tier: _Optional[_Union[Tier, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., seat: _Optional[_Union[Seat, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("id", "time", "type", "level", "message", "container", "namespace", "operation", "image", "fields")

@@ -822,6 +822,171 @@ class Activity:
             _registered_method=True)
 
 
+class SeatsStub:
+    """The seats of the node's GPUs, and what its arbiter decides about them. Needs the role of a reader. What has a seat
+    active is Operations.Wake and Sleep; Inventory.Watch delivers the changes of seats.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListSeats = channel.unary_unary(
+                '/kybernate.node.v1.Seats/ListSeats',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.ListSeatsRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.ListSeatsResponse.FromString,
+                _registered_method=True)
+        self.GetSeat = channel.unary_unary(
+                '/kybernate.node.v1.Seats/GetSeat',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.GetSeatRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.Seat.FromString,
+                _registered_method=True)
+        self.GetSchedule = channel.unary_unary(
+                '/kybernate.node.v1.Seats/GetSchedule',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.GetScheduleRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.Schedule.FromString,
+                _registered_method=True)
+
+
+class SeatsServicer:
+    """The seats of the node's GPUs, and what its arbiter decides about them. Needs the role of a reader. What has a seat
+    active is Operations.Wake and Sleep; Inventory.Watch delivers the changes of seats.
+    """
+
+    def ListSeats(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSeat(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSchedule(self, request, context):
+        """What the arbiter will do next, as far as time alone decides it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SeatsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListSeats': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSeats,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ListSeatsRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.ListSeatsResponse.SerializeToString,
+            ),
+            'GetSeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSeat,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.GetSeatRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.Seat.SerializeToString,
+            ),
+            'GetSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSchedule,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.GetScheduleRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.Schedule.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'kybernate.node.v1.Seats', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('kybernate.node.v1.Seats', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Seats:
+    """The seats of the node's GPUs, and what its arbiter decides about them. Needs the role of a reader. What has a seat
+    active is Operations.Wake and Sleep; Inventory.Watch delivers the changes of seats.
+    """
+
+    @staticmethod
+    def ListSeats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kybernate.node.v1.Seats/ListSeats',
+            kybernate_dot_messages_dot_agent__pb2.ListSeatsRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.ListSeatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kybernate.node.v1.Seats/GetSeat',
+            kybernate_dot_messages_dot_agent__pb2.GetSeatRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.Seat.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kybernate.node.v1.Seats/GetSchedule',
+            kybernate_dot_messages_dot_agent__pb2.GetScheduleRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.Schedule.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class CheckpointsStub:
     """The registry's images. Reading needs the role of a reader, the rest that of an operator.
     """

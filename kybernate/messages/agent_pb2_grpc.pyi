@@ -280,6 +280,61 @@ class ActivityServicer(metaclass=_abc_1.ABCMeta):
 
 def add_ActivityServicer_to_server(servicer: ActivityServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class SeatsStub:
+    """The seats of the node's GPUs, and what its arbiter decides about them. Needs the role of a reader. What has a seat
+    active is Operations.Wake and Sleep; Inventory.Watch delivers the changes of seats.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> SeatsAsyncStub: ...
+    ListSeats: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListSeatsRequest, _agent_pb2.ListSeatsResponse]
+    GetSeat: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetSeatRequest, _agent_pb2.Seat]
+    GetSchedule: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetScheduleRequest, _agent_pb2.Schedule]
+    """What the arbiter will do next, as far as time alone decides it."""
+
+@_typing.type_check_only
+class SeatsAsyncStub(SeatsStub):
+    """The seats of the node's GPUs, and what its arbiter decides about them. Needs the role of a reader. What has a seat
+    active is Operations.Wake and Sleep; Inventory.Watch delivers the changes of seats.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    ListSeats: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListSeatsRequest, _agent_pb2.ListSeatsResponse]  # type: ignore[assignment]
+    GetSeat: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetSeatRequest, _agent_pb2.Seat]  # type: ignore[assignment]
+    GetSchedule: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetScheduleRequest, _agent_pb2.Schedule]  # type: ignore[assignment]
+    """What the arbiter will do next, as far as time alone decides it."""
+
+class SeatsServicer(metaclass=_abc_1.ABCMeta):
+    """The seats of the node's GPUs, and what its arbiter decides about them. Needs the role of a reader. What has a seat
+    active is Operations.Wake and Sleep; Inventory.Watch delivers the changes of seats.
+    """
+
+    @_abc_1.abstractmethod
+    def ListSeats(
+        self,
+        request: _agent_pb2.ListSeatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.ListSeatsResponse, _abc.Awaitable[_agent_pb2.ListSeatsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetSeat(
+        self,
+        request: _agent_pb2.GetSeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.Seat, _abc.Awaitable[_agent_pb2.Seat]]: ...
+
+    @_abc_1.abstractmethod
+    def GetSchedule(
+        self,
+        request: _agent_pb2.GetScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.Schedule, _abc.Awaitable[_agent_pb2.Schedule]]:
+        """What the arbiter will do next, as far as time alone decides it."""
+
+def add_SeatsServicer_to_server(servicer: SeatsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class CheckpointsStub:
     """The registry's images. Reading needs the role of a reader, the rest that of an operator."""
 

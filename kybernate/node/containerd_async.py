@@ -103,6 +103,12 @@ class AsyncContainerd:
             raise
         return reply.container if reply is not None else None
 
+    async def label(self, namespace: str, id: str, name: str, value: str) -> None:
+        """Set one label of a container's record. Raises ContainerdRefused where there is none."""
+        request = containers_pb2.UpdateContainerRequest(container=containers_pb2.Container(id=id, labels={name: value}))
+        request.update_mask.paths.append(f"labels.{name}")
+        await self._call(self._containers.Update, request, namespace)
+
     async def image_of(self, namespace: str, id: str) -> tuple[str, str]:
         """Return a container's image, reference and digest; both empty where either is not known."""
         record = await self.container(namespace, id)

@@ -26,7 +26,7 @@ PARSE_SECONDS: Final = 20.0
 MOST_EXCERPT: Final = 1 << 20
 LONGEST_TEXT: Final = 4096  # characters of an annotation's name or value in an excerpt
 MOST_ANNOTATIONS: Final = 64 << 10  # bytes of all that are in an excerpt, those that programs decide by first
-PREFIXES: Final = ("io.kubernetes.", "kybernate.io/", "cdi.k8s.io/")
+PREFIXES: Final = ("io.kubernetes.", "kybernate.io/", "kyb.ai/", "cdi.k8s.io/")
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES="
 
 Spec = Mapping[str, Any]

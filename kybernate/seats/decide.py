@@ -19,6 +19,7 @@ from kybernate.seats.model import NEVER, Decision, Refuse, State, Status, Suspen
 from kybernate.seats.order import in_order
 from kybernate.seats.outcomes import begun
 from kybernate.seats.plan import Plan
+from kybernate.seats.separate import separate
 from kybernate.seats.turns import take_turn
 
 LATE: Final = "its deadline has passed while it waited"
@@ -30,6 +31,7 @@ def decide(state: State, now: float) -> Decision:
     for action in refused:
         state = begun(state, action, now)
     plan = Plan(state, now, refused)
+    separate(plan)
     for seat in in_order(plan):
         take_turn(plan, seat)
     _suspend_idle(plan)

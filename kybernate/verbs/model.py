@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 DAY = 86400.0  # seconds
 LONGEST_TEXT = 2048  # characters of each text of an error that is kept
+SEAT = "kybernate.io/seat"  # label of what the arbiter of seats has begun: others may wait for it, and not it for them
 GPU, DISK = "gpu ", "disk "  # begin the names of what bytes are copied through; see Target.copies
 
 

@@ -1,51 +1,74 @@
 """Asks the node's agent for room on the GPUs of a container, before the container starts.
 
-Room has one owner on a node, the agent. Where none runs, the container starts, and takes what the driver gives it.
+Room has one owner on a node, the agent. Where none runs, the container starts, and takes what the driver gives it; one
+with a seat waits for the agent, where the node's configuration of seats says so.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from kybernate_shim.errors import Refused
 from kybernate_shim.messages import room_pb2 as wire
+from kybernate_shim.oci.annotations import KUBELETS_SEAT, SEAT
 from kybernate_shim.oci.gpu_spec import NONE, VISIBLE
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.run_directory import IMAGES_SOCKET
+from kybernate_shim.run_directory import IMAGES_SOCKET, SEATS_WAIT
 from kybernate_shim.ttrpc import Client, Code, RpcError
 
 SERVICE: Final = "kybernate.room.v1.Room"
 CONNECT_SECONDS: Final = 2.0
-SECONDS: Final = 60.0  # clients of containerd give a Start two minutes
+SECONDS: Final = 60.0
+SEAT_SECONDS: Final = 110.0  # clients of containerd give a Start two minutes
+AGAIN_SECONDS: Final = 0.2  # between attempts to reach an agent that is away
 
 
 async def take(spec: Spec, namespace: str, container: str) -> None:
     """Return when a container may take memory on its GPUs; immediately for one without GPUs. Raises Refused."""
     visible = spec.env(VISIBLE)
-    if visible is None or visible in NONE or not IMAGES_SOCKET.exists():
+    has_seat = bool(spec.annotations.get(KUBELETS_SEAT) or spec.annotations.get(SEAT))
+    gpus = [] if visible is None or visible in NONE else visible.split(",")
+    if not has_seat and not gpus:
         return
+    seconds = SEAT_SECONDS if has_seat else SECONDS
+    request = wire.TakeRequest(namespace=namespace, container=container, gpus=gpus)
+    away = False
+    try:
+        async with asyncio.timeout(seconds):
+            while not await _answered(request, seconds):
+                if not has_seat or not SEATS_WAIT.exists():
+                    return  # room has no owner
+                away = True
+                await asyncio.sleep(AGAIN_SECONDS)
+                away = not IMAGES_SOCKET.exists()
+    except TimeoutError:
+        why = "the node's agent does not answer" if away else "the node's agent has found no room on its GPUs"
+        raise Refused(f"container {container}: {why} in {seconds:g} s. It was not started") from None
+
+
+async def _answered(request: wire.TakeRequest, seconds: float) -> bool:
+    """Return whether the agent has let the container start; False where none answers. Raises Refused, TimeoutError."""
+    if not IMAGES_SOCKET.exists():
+        return False
     try:
         agent = await Client.connect(str(IMAGES_SOCKET), timeout=CONNECT_SECONDS)
-    except OSError:
-        return
-    request = wire.TakeRequest(namespace=namespace, container=container, gpus=visible.split(","))
+    except (OSError, TimeoutError):
+        return False
     try:
-        await agent.call(SERVICE, "Take", request, wire.TakeResponse, timeout=SECONDS)
+        await agent.call(SERVICE, "Take", request, wire.TakeResponse, timeout=seconds)
     except RpcError as error:
         if error.code == Code.UNIMPLEMENTED:  # an agent of an earlier release
-            return
+            return True
         if error.code == Code.DEADLINE_EXCEEDED:
-            raise _late(container) from error
-        raise Refused(f"container {container}: the node's agent: {error.message}. It was not started") from error
-    except TimeoutError:
-        raise _late(container) from None
+            raise TimeoutError from error
+        if error.code in (Code.UNAVAILABLE, Code.CANCELED):
+            return False  # the agent is ending
+        raise Refused(
+            f"container {request.container}: the node's agent: {error.message}. It was not started"
+        ) from error
     except ConnectionError:
-        return  # the agent has ended: room has no owner
+        return False  # the agent has ended
     finally:
         await agent.close()
-
-
-def _late(container: str) -> Refused:
-    return Refused(
-        f"container {container}: the node's agent has found no room on its GPUs in {SECONDS:g} s. It was not started"
-    )
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.fakes.cuda import Gpus, build
 from tests.system.gpu.node import GPUS, forget_helper
@@ -26,6 +27,8 @@ def install() -> None:
         node.touch()
         subprocess.run(["mount", "--bind", "/dev/null", node], check=True)
     Gpus.create(GPUS, count=COUNT, size=512 << 20)
+    shutil.copytree(built, GPUS / "driver")  # for containers, which have the directory
+    shutil.copy(Path(__file__).parents[1] / "fakes/cuda/computes.py", GPUS / "driver")
 
 
 def remove() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +28,7 @@ profiles:
   - {{name: gpu-2x-seat, resource: {TWO}, groupSize: 2, seatsPerGroup: 3}}
 gpuTopology:
   groups: [{{name: G0, gpus: [0]}}, {{name: G01, gpus: [0, 1]}}]
+rules: {{minimumResidency: 0.2, slice: 1, yieldAfter: 0.1, idleAfter: 0, reserve: 8Mi, ramLow: 0, ramHigh: 0}}
 """
 
 
@@ -160,6 +162,85 @@ def test_seats_outlive_a_restart_of_the_plugin(kubectl: Kubectl, node: Node) -> 
     found = seats_of(kubectl)
     assert found.keys() == {"before", "after"}
     assert len(set(found.values())) == 2
+
+
+def computing(name: str, **fields: object) -> dict[str, object]:
+    """Return a pod with a seat of GPU 0, whose program checks its memory on the GPU with each step."""
+    main = container(
+        "main", "python3", "-u", "/run/fake-cuda/driver/computes.py", "2", "20", of="python",
+        resources={"limits": {ONE: 1}},
+        env=[{"name": "LD_LIBRARY_PATH", "value": "/run/fake-cuda/driver"}],
+        volumeMounts=[{"name": "gpus", "mountPath": "/run/fake-cuda"}],
+    )  # fmt: skip
+    volumes = [{"name": "gpus", "hostPath": {"path": "/run/fake-cuda"}}]
+    return pod(name, handler="kybernate", containers=[main], volumes=volumes, terminationGracePeriodSeconds=1, **fields)
+
+
+def statuses(node: Node) -> dict[str, str]:
+    """Return the status of each pod's seat, by the pod's name."""
+    found = json.loads(node.run("kybernate", "seats", "-o", "json"))
+    return {one["container_title"].split("/")[1]: one["status"] for one in found if one["container_title"]}
+
+
+def last_step(kubectl: Kubectl, name: str) -> int:
+    """Return the last step of a pod's program; it ends where its memory has changed."""
+    lines = kubectl.logs(name, "--tail=2").splitlines()
+    assert all(line.startswith("step ") for line in lines), lines
+    return int(lines[-1].split()[1]) if lines else 0
+
+
+def computes_on(kubectl: Kubectl, name: str) -> None:
+    before = last_step(kubectl, name)
+    eventually(lambda: last_step(kubectl, name) > before + 2, seconds=SECONDS)
+
+
+def test_two_pods_take_turns_on_one_gpu(kubectl: Kubectl, node: Node) -> None:
+    kubectl.apply(computing("one"))
+    kubectl.ready("pod/one")
+    kubectl.apply(computing("two"))
+    kubectl.ready("pod/two")
+    eventually(lambda: statuses(node) == {"one": "suspended", "two": "active"}, seconds=SECONDS)
+    for awake, asleep in (("one", "two"), ("two", "one")):
+        node.run("kybernate", "wake", f"{kubectl.namespace}/{awake}")
+        computes_on(kubectl, awake)
+        eventually(lambda: statuses(node)[asleep] == "suspended", seconds=SECONDS)  # noqa: B023
+    assert "SeatSuspended" in kubectl.events()
+
+
+def test_a_pod_that_is_deleted_leaves_its_turn_to_others(kubectl: Kubectl, node: Node) -> None:
+    """While it is suspended, and while its start waits."""
+    kubectl.apply(computing("asleep"))
+    kubectl.ready("pod/asleep")
+    kubectl.apply(computing("active"))
+    kubectl.ready("pod/active")
+    eventually(lambda: statuses(node) == {"asleep": "suspended", "active": "active"}, seconds=SECONDS)
+    kubectl.delete("pod/asleep")
+    eventually(lambda: statuses(node) == {"active": "active"}, seconds=SECONDS)
+    kubectl.apply(computing("waits"))
+    kubectl.delete("pod/waits")
+    eventually(lambda: statuses(node) == {"active": "active"} or statuses(node) == {"active": "suspended"},
+               seconds=SECONDS)  # fmt: skip
+    node.run("kybernate", "wake", f"{kubectl.namespace}/active")
+    computes_on(kubectl, "active")
+
+
+def test_a_higher_priority_class_preempts(kubectl: Kubectl, node: Node) -> None:
+    high = {
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "seats-high"},
+        "value": 1000, "preemptionPolicy": "Never",
+    }  # fmt: skip
+    kubectl.apply(high)
+    try:
+        kubectl.apply(computing("low"))
+        kubectl.ready("pod/low")
+        kubectl.apply(computing("high", priorityClassName="seats-high"))
+        kubectl.ready("pod/high")
+        eventually(lambda: statuses(node) == {"low": "suspended", "high": "active"}, seconds=SECONDS)
+        found = json.loads(node.run("kybernate", "why", f"{kubectl.namespace}/high", "-o", "json"))
+        assert found["priority"] == 1000
+        computes_on(kubectl, "high")
+    finally:
+        kubectl.delete("priorityclass/seats-high")
 
 
 def restarts(kubectl: Kubectl, name: str) -> int:

@@ -61,6 +61,7 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "LabelImage": Rule(OPERATORS, "label"),
         **_verbs("Checkpoints"),
     },
+    f"{NODE}.Seats": {"ListSeats": Rule(READERS), "GetSeat": Rule(READERS), "GetSchedule": Rule(READERS)},
     f"{NODE}.Peers": {"OpenImage": Rule(IMAGES, "send"), "CloseImage": Rule(IMAGES)},
     f"{NODE}.Self": {
         "GetSelf": Rule(CONTAINERS),

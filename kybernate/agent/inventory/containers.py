@@ -39,6 +39,7 @@ from kybernate.agent.inventory.state import (
     shown_labels,
 )
 from kybernate.agent.inventory.workload import OF_PODS
+from kybernate.agent.seats.claims import Claim
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import containers_pb2
 from kybernate.node.containerd import (
@@ -172,6 +173,16 @@ class Containers:
         """Return containerd's record of a container as it was seen last, None where there is none any more."""
         kept = self._kept.get((namespace, id))
         return kept.known.container if kept is not None and kept.known is not None else None
+
+    def claims(self) -> dict[Key, Claim]:
+        """Return what containers say of their seats; of each that has one."""
+        found = {key: kept.known.claim for key, kept in self._kept.items() if kept.known is not None}
+        return {key: claim for key, claim in found.items() if claim}
+
+    async def looked_at(self, namespace: str, id: str) -> None:
+        """Look at a container, and return when that has been done."""
+        self.touch(namespace, id)
+        await asyncio.wait([self._looks[namespace, id]])
 
     def pids(self) -> dict[Key, int]:
         """Return the first process of each container that has one."""

@@ -39,6 +39,18 @@ class Activity:
     unknown: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Sight:
+    """The GPUs as the driver reports them now, and what each container holds and does there.
+
+    `held` are the bytes of a container's processes, by GPU. `marks` rise between two looks where they have computed.
+    """
+
+    gpus: Sequence[NodeGpu]
+    held: Mapping[Key, Mapping[str, int]]
+    marks: Mapping[Key, int]
+
+
 async def ask_driver() -> CudaInfo:
     """Return what the CUDA helper says. Raises CudaError."""
     async with cuda_helper() as helper:
@@ -88,12 +100,30 @@ class Gpus:
             self.driver = info.driver_version
             self._publish(info.gpus)
 
+    async def look(self) -> Sight | None:
+        """Ask the driver now, however short ago that was; None where it does not answer."""
+        async with self._lock:
+            try:
+                info = await self._ask()
+            except CudaError:
+                return None
+            self._next, self.problem, self.driver = self._now() + SECONDS, "", info.driver_version
+            owners = self._publish(info.gpus)
+        held: dict[Key, dict[str, int]] = {}
+        for gpu in info.gpus:
+            for pid, size in gpu.holdings.items():
+                if (key := owners.get(pid)) is not None:
+                    of_one = held.setdefault(key, {})
+                    of_one[gpu.uuid] = of_one.get(gpu.uuid, 0) + size
+        return Sight(info.gpus, held, {key: one.mark for key, one in self._activities.items()})
+
     async def activity(self, key: Key) -> Activity:
         """Return what the container's processes have done on GPUs; it is not older than a second."""
         await self.refresh()
         return self._activities.get(key, Activity())
 
-    def _publish(self, gpus: Sequence[NodeGpu]) -> None:
+    def _publish(self, gpus: Sequence[NodeGpu]) -> Mapping[int, Key]:
+        """Publish GPUs and who uses them; return the containers of processes."""
         addresses = pci_addresses()
         messages = [gpu_message(gpu, addresses.get(gpu.uuid, "")) for gpu in gpus]
         there = {message.uuid for message in messages}
@@ -105,6 +135,7 @@ class Gpus:
         users = users_of(gpus, owners)
         self._activities = activities_of(gpus, owners, users)
         self._used(users)
+        return owners
 
     def _owners(self, pids: Iterable[int]) -> Mapping[int, Key]:
         """Return the containers of processes, by their cgroups."""

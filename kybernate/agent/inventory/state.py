@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kybernate.agent.inventory.workload import OF_PODS, workload_of
+from kybernate.agent.seats.claims import Claim, claim_of
 from kybernate.messages import agent_pb2 as api
 from kybernate.messages import containers_pb2
 from kybernate.node.containerd import described
@@ -35,6 +36,7 @@ class Known:
     restored_from: str = ""
     has_gpu: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    claim: Claim = field(default_factory=Claim)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def known(
         "" if container.sandbox else own or annotations.get(RESTORE_FROM) or record.labels.get(RESTORED_FROM, ""),
         _has_gpu(spec),
         shown_labels(pod_labels if container.pod else record.labels),
+        Claim() if container.sandbox else claim_of(spec, record.labels, in_pod=bool(container.pod)),
     )
 
 

@@ -75,6 +75,11 @@ class Cluster:
         """Return what a pod's object says of its probes, None where the pod is not known."""
         return self._pods.probes.get((namespace, name))
 
+    def priority(self, namespace: str, name: str) -> int | None:
+        """Return the priority of a pod's class, None where the pod is not known."""
+        pod = self._pods.get(namespace, name)
+        return pod.priority if pod is not None else None
+
     def offer(self, event: wire.Event) -> None:
         """Take an event; never blocks. One of a container that the inventory has not seen yet waits until it has."""
         key = event.namespace, event.container

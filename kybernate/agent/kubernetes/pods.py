@@ -34,6 +34,7 @@ class Pod:
     fields: tuple[tuple[str, str], ...] = ()
     running: frozenset[str] = frozenset()  # containers
     ending: bool = False
+    priority: int = 0  # of its class
 
     def subject(self, container: str = "") -> Subject:
         return Subject(self.namespace, self.name, self.uid, container)
@@ -79,6 +80,7 @@ def pod_of(document: Object) -> Pod | None:
         tuple((name, f"spec.{kind}{{{name}}}") for name, kind in listed),
         frozenset(str(one.get("name")) for one in states if _mapping(one.get("state")).get("running") is not None),
         bool(metadata.get("deletionTimestamp")) or status.get("phase") in ("Succeeded", "Failed"),
+        spec["priority"] if isinstance(spec.get("priority"), int) else 0,
     )
 
 

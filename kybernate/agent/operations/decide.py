@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kybernate.agent.operations.errors import DeadlinePassed
 from kybernate.node.failure import Failure
 from kybernate.verbs.errors import fault_of
-from kybernate.verbs.model import GPU, Cause, Fault, Limits, Observation, Operation, Result, Seen, State
+from kybernate.verbs.model import GPU, SEAT, Cause, Fault, Limits, Observation, Operation, Result, Seen, State
 
 MOST_ATTEMPTS = 3
 LOOK_AGAIN_SECONDS = 2.0  # after a look that saw nothing, because what would answer is away
@@ -196,7 +196,7 @@ class _Claims:
         self._held.update(target.holds)
         self._shared.update(target.shares)
         self._load.update(target.copies)
-        self._running += 1
+        self._running += SEAT not in operation.labels
 
     def begins(self, operation: Operation) -> bool:
         """Take what the operation needs, and return whether it is free for it now.
@@ -209,7 +209,7 @@ class _Claims:
             self._shared.update(target.shares)
             return False
         room = all(self._load[name] < self._most(name) for name in target.copies)
-        room = room and self._running < self._limits.running
+        room = room and (self._running < self._limits.running or SEAT in operation.labels)
         self.take(operation)
         return room
 

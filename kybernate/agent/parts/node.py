@@ -125,10 +125,15 @@ class Known(Part):
         return found
 
     def gpus_of(self, id: str) -> Sequence[str]:
-        """Return the GPUs of a container. For threads: the hub is the event loop's."""
+        """Return the GPUs of a container. For threads: the hub is the event loop's.
+
+        None for one with a seat: what is copied on its GPUs at the same time is the decision of the seats' arbiter, and
+        no operation waits for its turn before that.
+        """
 
         async def look() -> Sequence[str]:
-            found = (one.gpu_uuids for one in self._agent.events.hub.objects("container") if one.id == id)
-            return tuple(next(found, ()))
+            claims = self.inventory.containers.claims()
+            found = (one for one in self._agent.events.hub.objects("container") if one.id == id)
+            return next((tuple(one.gpu_uuids) for one in found if (one.namespace, one.id) not in claims), ())
 
         return asyncio.run_coroutine_threadsafe(look(), self._agent.loop).result(LOOP_SECONDS)

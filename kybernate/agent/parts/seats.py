@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
 
 from kybernate.agent.device_plugin.answers import NodeGpus
 from kybernate.agent.device_plugin.plugin import DevicePlugin
 from kybernate.agent.device_plugin.resource import Resource
 from kybernate.agent.inventory.gpus import ask_driver
+from kybernate.agent.inventory.node_facts import memory_message
 from kybernate.agent.part import Part, Work
 from kybernate.agent.seat_settings import configuration_of
+from kybernate.agent.seats.acting import Acting
+from kybernate.agent.seats.arbiter import Arbiter
+from kybernate.agent.seats.around import Around
+from kybernate.agent.seats.claims import Key
+from kybernate.agent.seats.messages import seat_message
+from kybernate.agent.seats.use import NoUse, UseWatcher
+from kybernate.messages import agent_pb2 as wire
+from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.failure import Invalid
 from kybernate.seats.configuration import Configuration, SeatsInvalid
-from kybernate.seats.groups import Topology
+from kybernate.seats.groups import Place, Topology
+from kybernate.seats.model import Seat, Turn
+from kybernate.verbs.model import SEAT
+from kybernate.verbs.room import Taker
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_answers import CudaInfo
+from kybernate_shim.run_directory import SEATS_WAIT
 
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent
 
 ADVICE = "docs/seats.md describes the configuration; the agent starts again once it is right"
+RAM_SECONDS = 0.5  # a figure of host memory is not older
 AGAIN_SECONDS = 10.0  # until a driver that did not answer is asked again
 
 
@@ -32,6 +48,11 @@ class Seats(Part):
         super().__init__()
         self._agent = agent
         self._configuration: Configuration | None = None
+        self._arbiter: Arbiter | None = None
+        self._problem = "the driver was not asked yet"
+        self._published: dict[str, object] = {}
+        self._ram = (0.0, 0)
+        self.watcher: UseWatcher = NoUse()
 
     async def start(self) -> None:
         """Raises Invalid."""
@@ -39,6 +60,13 @@ class Seats(Part):
             self._configuration = configuration_of(self._agent.settings().seats)
         except SeatsInvalid as error:
             raise Invalid(str(error), state="the agent does not run", advice=ADVICE) from error
+        owner = self._agent.rooms.owner
+        if self._configuration is not None and self._configuration.profiles:
+            owner.grant, owner.seated = self._grant, self._is_seated
+            self._agent.operations.ended.hear(self._ended)
+            await asyncio.to_thread(show_policy, self._configuration.waits_without_agent)
+        else:
+            await asyncio.to_thread(show_policy, False)
 
     def work(self) -> Iterable[Work]:
         if self._configuration is not None and self._configuration.profiles:
@@ -66,7 +94,12 @@ class Seats(Part):
                 )
             )
         await plugin.refresh()  # so that kubelet's first list is the right one
+        await self._agent.known.inventory.containers.ready.wait()
+        around = self._around({place.name: place for place in places}, lambda: {one.name for one in plugin.taken()})
+        self._arbiter = Arbiter(places, configuration.rules, around, self.watcher)
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._arbiter.run())
+            group.create_task(self._follow(self._arbiter))
             group.create_task(plugin.run())
             group.create_task(plugin.watch())
 
@@ -84,8 +117,88 @@ class Seats(Part):
                     return info
             if problem != reported:
                 self._agent.log.warning("gpus.not_reported", error=problem, state="no seats are advertised until then")
-                reported = problem
+                reported = self._problem = problem
             await asyncio.sleep(AGAIN_SECONDS)
+
+    # ---- around the arbiter
+
+    def _around(self, places: Mapping[str, Place], kubelets: Callable[[], Iterable[str]]) -> Around:
+        agent = self._agent
+        inventory, owner = agent.known.inventory, agent.rooms.owner
+
+        def publish(seat: Seat, key: Key | None, turn: Turn | None, error: str) -> None:
+            known = (seat, key, turn, error)
+            if self._published.get(seat.name) != known:
+                self._published[seat.name] = known
+                container, claim = (
+                    (_container(agent, key), inventory.containers.claims().get(key)) if key else (None, None)
+                )
+                title = container.title if container is not None else ""
+                wakes = claim is not None and claim.wake_on_use
+                agent.events.hub.put(
+                    seat_message(places[seat.name], seat, key, turn, title=title, error=error, wake_on_use=wakes)
+                )
+
+        return Around(
+            containers=inventory.containers,
+            container=lambda key: _container(agent, key),
+            look=inventory.gpus.look,
+            waiting=lambda: owner.waiting,
+            look_again=owner.look_again,
+            acts=Acting(agent.operations.engine),
+            note=cast(Any, agent.events.log.note),
+            publish=publish,
+            free_ram=self._free_ram,
+            label=self._label,
+            priority=lambda one: agent.cluster.priority(one.pod_namespace, one.pod) if one.pod else None,
+            is_own=self._is_own,
+            kubelets=kubelets,
+        )
+
+    def _is_own(self, operation: str) -> bool:
+        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        return found is not None and SEAT in found.labels
+
+    async def _follow(self, arbiter: Arbiter) -> None:
+        """Let the arbiter have a turn whenever a container changes."""
+        async with aclosing(self._agent.events.hub.subscribe(kinds=("container",))) as changes:
+            async for _ in changes:
+                arbiter.wake()
+
+    def _free_ram(self) -> int:
+        """Return the host memory that VRAM can go to: what is available, and what of the arena is free."""
+        at, found = self._ram
+        now = time.monotonic()
+        if now - at >= RAM_SECONDS or not at:
+            memory = memory_message(self._agent.config())
+            found = memory.available_bytes + memory.arena_bytes - memory.arena_used_bytes
+            self._ram = now, found
+        return found
+
+    async def _label(self, key: Key, seat: str) -> None:
+        try:
+            await self._agent.events.containerd.label(*key, SEAT, seat)
+        except (ContainerdRefused, ContainerdUnreachable) as error:
+            self._agent.log.warning("seat.not_labelled", task=key[1], seat=seat, error=str(error))
+
+    def _grant(self, taker: Taker, before: Sequence[Taker]) -> str:
+        """Decide as the arbiter; before there is one, what has a seat waits."""
+        if self._arbiter is not None:
+            return self._arbiter.grant(taker, before)
+        if not self._agent.known.inventory.containers.ready.is_set():
+            return "the agent reads the node's containers"
+        return (
+            f"the driver does not answer: {self._problem}" if self._is_seated(taker.namespace, taker.container) else ""
+        )
+
+    def _is_seated(self, namespace: str, container: str) -> bool:
+        return (namespace, container) in self._agent.known.inventory.containers.claims()
+
+    def _ended(self, operation: wire.Operation) -> None:
+        """End the requests of a container that was put to sleep by another caller than the arbiter."""
+        slept = operation.verb in ("sleep", "suspend") and operation.state == wire.SUCCEEDED
+        if slept and SEAT not in operation.labels and self._arbiter is not None:
+            self._arbiter.forget((operation.namespace, operation.container))
 
     async def _look(self) -> NodeGpus | None:
         try:
@@ -93,6 +206,20 @@ class Seats(Part):
         except CudaError:
             return None  # which GPU is sick is not known, and pods of an unhealthy one could not restart
         return gpus_of(info)
+
+
+def _container(agent: Agent, key: Key) -> wire.Container | None:
+    found: wire.Container | None = agent.events.hub.get("container", f"{key[0]}/{key[1]}")
+    return found
+
+
+def show_policy(waits: bool) -> None:
+    """Show shims what the start of a container with a seat does while no agent answers. Blocks."""
+    if waits:
+        SEATS_WAIT.parent.mkdir(mode=0o700, exist_ok=True)
+        SEATS_WAIT.touch(mode=0o600)
+    else:
+        SEATS_WAIT.unlink(missing_ok=True)
 
 
 def gpus_of(info: CudaInfo) -> NodeGpus:

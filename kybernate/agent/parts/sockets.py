@@ -23,6 +23,7 @@ from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
 from kybernate.agent.service.related import Related
 from kybernate.agent.service.room import RoomForShims
+from kybernate.agent.service.seats import Seats as SeatsService
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
@@ -83,6 +84,7 @@ class Sockets(Part):
             ActivityService(agent.known.inventory),
             with_verbs(Operations)(engine),
             with_verbs(Checkpoints)(images.registry, engine, hub.put, images.replicas.look_for),
+            SeatsService(agent.known.inventory, hub),
             Own(engine, agent.known.find, self._checkpoint_root, quota, self._idleness, self._activity),
             PeerImages(images.registry, images.leases),
             ImageFiles(images.leases, peers.reads, Pace(lambda: agent.settings().peers.bytes_per_second)),

@@ -15,6 +15,7 @@ KEYS: dict[type[Message], tuple[str, Callable[[Any], str]]] = {
     api.Operation: ("operation", lambda one: one.id),
     api.Image: ("image", lambda one: one.id or one.name),
     api.Tier: ("tier", lambda one: one.name),
+    api.Seat: ("seat", lambda one: one.name),
     api.Event: ("event", lambda one: str(one.id)),
 }
 KINDS = tuple(kind for kind, _ in KEYS.values())  # also the names of the fields of a Change

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.fakes.cuda.build import build
 
-__all__ = ["GIB", "Call", "Gpus", "build", "gpu_uuid"]
+__all__ = ["GIB", "Call", "Gpus", "build", "bytes_held", "gpu_uuid"]
 
 GIB = 1 << 30
 _MAX_GPUS = 16
@@ -65,7 +65,7 @@ class Gpus:
         """Bytes in use per GPU, counting living processes only."""
         totals = [0] * _MAX_GPUS
         for path in (self.directory / "held").iterdir():
-            for index, size in enumerate(_account(path)):
+            for index, size in enumerate(bytes_held(path)):
                 totals[index] += size
         return totals[: len(self.uuids)]
 
@@ -75,7 +75,7 @@ class Gpus:
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # one that it has closed
                 if "/held/" in str(file.readlink()):
-                    totals = list(map(add, totals, _account(file)))
+                    totals = list(map(add, totals, bytes_held(file)))
         return totals[: len(self.uuids)]
 
     def free(self, gpu: int) -> int:
@@ -157,7 +157,7 @@ def _calls(path: Path) -> list[Call]:
     return [Call(int(pid), thread, name, int(target)) for pid, name, target, thread in words]
 
 
-def _account(path: Path) -> tuple[int, ...]:
+def bytes_held(path: Path) -> tuple[int, ...]:
     """Read the bytes per GPU of one process, all zero when it is dead (gpus.h describes the file)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

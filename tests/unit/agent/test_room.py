@@ -157,3 +157,65 @@ def test_room_that_does_not_come_in_time_is_refused(tmp_path: Path, monkeypatch:
             await server.close(grace=0)
 
     asyncio.run(asyncio.wait_for(work(), 30))
+
+
+SEATED = Spec({"annotations": {"kyb.ai/seat": "g0-s0"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}})
+
+
+def test_container_with_a_seat_waits_for_an_agent_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, waits = tmp_path / "images.sock", tmp_path / "seats-wait"
+    monkeypatch.setattr(asking, "IMAGES_SOCKET", place)
+    monkeypatch.setattr(asking, "SEATS_WAIT", waits)
+    asked = list[Taker]()
+
+    def grant(taker: Taker, before: Sequence[Taker]) -> str:
+        asked.append(taker)
+        return ""
+
+    async def work() -> None:
+        await asking.take(SEATED, "k8s.io", "web")  # the configuration lets it start
+        waits.touch()
+        waiting = asyncio.create_task(asking.take(SEATED, "k8s.io", "web"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        server = Server(RoomForShims(RoomOwner(Said().note, grant=grant)).services())
+        await server.start(listening(place))
+        try:
+            await waiting
+        finally:
+            await server.close(grace=0)
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert asked == [Taker("k8s.io", "web", ())]
+
+
+def test_container_with_a_seat_is_refused_where_no_agent_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = tmp_path / "seats-wait"
+    waits.touch()
+    monkeypatch.setattr(asking, "IMAGES_SOCKET", tmp_path / "images.sock")
+    monkeypatch.setattr(asking, "SEATS_WAIT", waits)
+    monkeypatch.setattr(asking, "SEAT_SECONDS", 0.1)
+    with pytest.raises(Refused, match="the node's agent does not answer in"):
+        asyncio.run(asyncio.wait_for(asking.take(SEATED, "k8s.io", "web"), 30))
+
+
+def test_a_seat_has_its_own_turn_within_an_operation() -> None:
+    """An operation restores a container with a seat; its shim's start waits for the seat, and not for the operation."""
+
+    async def work() -> None:
+        free = asyncio.Event()
+        owner = RoomOwner(
+            Said().note,
+            grant=lambda taker, before: "" if taker.operation or free.is_set() else "its turn",
+            seated=lambda namespace, container: True,
+        )
+        async with owner.taken(Taker("default", "a", operation="1"), lambda reason: None):
+            heard, order = list[str](), list[str]()
+            starting = asyncio.create_task(take(owner, Taker("default", "a"), order, free, heard))
+            await until(lambda: heard == ["its turn"])
+            free.set()
+            owner.look_again()
+            await starting
+            assert order == ["a"]
+
+    asyncio.run(asyncio.wait_for(work(), 30))

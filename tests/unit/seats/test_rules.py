@@ -294,3 +294,11 @@ def test_why_has_a_time_for_every_seat_in_the_queue() -> None:
     assert found.turns["b"].at == NOW + 20
     assert NOW + 20 < found.turns["c"].at < NEVER
     assert found.turns["c"].reason == "b is before it"
+
+
+def test_seats_that_are_found_active_together_are_separated() -> None:
+    found = [active("a", since=5), active("b", since=9, busy=False), active("c", 1)]
+    assert shown(*found) == ["suspend a"]
+    assert shown(active("a", priority=3), active("b")) == ["suspend b"]
+    shared = Rules(share_vram=True)
+    assert shown(active("a", need_bytes=GIB), active("b", need_bytes=GIB), rules=shared) == []

@@ -1,0 +1,59 @@
+"""The node around the arbiter: what it reads, and what it acts by. Interfaces; the part of seats has the real ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kybernate.agent.inventory.gpus import Sight
+from kybernate.agent.room import Note
+from kybernate.agent.seats.acting import Outcome
+from kybernate.agent.seats.claims import Claim, Key
+from kybernate.messages import agent_pb2 as wire
+from kybernate.seats.model import Seat, Turn
+from kybernate.verbs.room import Taker
+
+
+class Containers(Protocol):
+    """What the inventory knows."""
+
+    def claims(self) -> Mapping[Key, Claim]: ...
+    def touch(self, namespace: str, id: str) -> None: ...
+    async def looked_at(self, namespace: str, id: str) -> None: ...
+
+
+class Acts(Protocol):
+    """Carries actions out; see acting.py."""
+
+    async def wake(self, seat: str, key: Key) -> Outcome: ...
+    async def suspend(self, seat: str, key: Key) -> Outcome: ...
+    async def swap(self, seat: str, out: Key, key: Key) -> Outcome: ...
+    async def park(self, seat: str, key: Key) -> Outcome: ...
+    async def ended(self, operation: str) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Around:
+    """The node around the arbiter. None of these blocks.
+
+    `container` returns what the inventory has of one. `look` asks the driver now. `waiting` are those that wait for
+    room, and `look_again` has them ask again. `label` keeps a container's seat in containerd. `priority` is that of a
+    container's pod, None where none is known. `in_use` says until when a container answers requests.
+    """
+
+    containers: Containers
+    container: Callable[[Key], wire.Container | None]
+    look: Callable[[], Awaitable[Sight | None]]
+    waiting: Callable[[], Sequence[Taker]]
+    look_again: Callable[[], None]
+    acts: Acts
+    note: Note
+    publish: Callable[[Seat, Key | None, Turn | None, str], object]
+    free_ram: Callable[[], int]
+    label: Callable[[Key, str], Coroutine[Any, Any, None]]
+    priority: Callable[[wire.Container], int | None]
+    is_own: Callable[[str], bool] = lambda operation: False  # an operation that the arbiter has begun
+    kubelets: Callable[[], Iterable[str]] = tuple  # seats that kubelet has given out
+    clock: Callable[[], float] = time.time

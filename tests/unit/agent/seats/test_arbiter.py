@@ -1,0 +1,223 @@
+"""The arbiter's loop: what the node reports becomes the state of its seats, and decisions become acts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from kybernate.agent.seats.claims import Key
+from kybernate.seats.model import Rules
+from kybernate.verbs.room import Taker
+from tests.unit.agent.seats.fake_seats import RULES, FakeNode, until
+
+
+def run(work: object) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
+
+
+def test_a_request_suspends_what_is_active_and_wakes() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.status(a) == "active")
+            arbiter.ask(b, "api")
+            await until(lambda: node.status(b) == "active")
+            assert (node.status(a), node.done, node.most_together) == ("suspended", ["suspended a", "attached b"], 1)
+
+    run(work())
+
+
+def test_what_was_active_together_before_the_arbiter_is_separated() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        keys = [node.add(name, "attached", seat=f"g0-s{number}") for number, name in enumerate("abc")]
+        async with node.arbitrating():
+            await until(lambda: sorted(map(node.status, keys)) == ["active", "suspended", "suspended"])
+            assert len(node.holding) == 1
+
+    run(work())
+
+
+def test_starts_wait_for_their_turn() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        keys = [node.add(name, "", seat=f"g0-s{number}") for number, name in enumerate("abc")]
+        async with node.arbitrating():
+            await asyncio.gather(*map(node.start, keys))
+            await until(lambda: "active" in map(node.status, keys))
+            assert node.most_together == 1
+            assert len(node.done) == 2  # two suspends
+
+    run(work())
+
+
+def test_a_wake_that_fails_is_tried_again_and_blocks_no_other() -> None:
+    async def work() -> None:
+        node = FakeNode(failing={"bad"})
+        bad, good = node.add("bad", seat="g0-s0"), node.add("good", seat="g0-s1")
+        async with node.arbitrating(replace(RULES, retries=1)) as arbiter:
+            await until(lambda: node.status(bad) == "suspended")
+            arbiter.ask(bad, "api")
+            await until(lambda: node.status(bad) == "failed")
+            assert "the driver has refused" in arbiter.error_of(bad)
+            arbiter.ask(good, "api")
+            await until(lambda: node.status(good) == "active")
+            node.failing.clear()
+            arbiter.ask(bad, "api")
+            await until(lambda: node.status(bad) == "active")
+        assert [type for type, _ in node.said].count("seat.failed") == 2
+
+    run(work())
+
+
+def test_an_operation_that_waits_for_room_is_a_request_and_is_let_in() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        heard: list[str] = []
+        async with node.arbitrating():
+            await until(lambda: node.status(a) == "active")
+            async with node.room.taken(Taker(*b, operation="b"), heard.append):
+                assert node.status(b) in ("waking", "active")
+                assert not node.holding.get(a)
+            await until(lambda: node.status(b) == "active")
+        assert heard
+
+    run(work())
+
+
+def test_an_operation_that_gives_up_leaves_no_request() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        node.failing.add("a")
+        async with node.arbitrating(replace(RULES, backoff=1000)) as arbiter:
+            await until(lambda: node.status(a) == "active")
+            waits = asyncio.create_task(_take(node, Taker(*b, operation="b")))
+            await until(lambda: bool((seat := arbiter.seat_of(b)) and seat.requests))
+            waits.cancel()
+            await until(lambda: bool((seat := arbiter.seat_of(b)) and not seat.requests))
+
+    run(work())
+
+
+async def _take(node: FakeNode, taker: Taker) -> None:
+    async with node.room.taken(taker, lambda reason: None):
+        pass
+
+
+def test_a_container_that_ends_frees_its_seat_whatever_is_done_to_it() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.status(a) == "active")
+            arbiter.ask(b, "api")
+            await until(lambda: node.status(a) == "suspending")
+            node.end(a)
+            await until(lambda: node.status(b) == "active")
+            assert node.seats["g0-s0"].status == "free"
+
+    run(work())
+
+
+def test_use_is_a_request_unless_the_container_says_otherwise() -> None:
+    class Watcher:
+        async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
+            await until(lambda: len(suspended()) == 1)
+            used(b)
+            used(a)
+
+        def calls(self, container: Key) -> int | None:
+            return None
+
+    a, b = ("k8s.io", "a"), ("k8s.io", "b")
+
+    async def work() -> None:
+        node = FakeNode()
+        node.add("a", seat="g0-s0")
+        node.add("b", seat="g0-s1", wake_on_use=False)
+        async with node.arbitrating(watcher=Watcher()):
+            await until(lambda: node.status(a) == "active")
+            assert node.status(b) == "suspended"
+
+    run(work())
+
+
+def test_a_container_without_kubernetes_gets_a_seat_and_keeps_it() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        node.add("pod", seat="g0-s0")
+        keys = [node.add(name, profile="one") for name in "abcd"]
+        async with node.arbitrating() as arbiter:
+            await until(lambda: len(node.labels) == 3)
+            assert sorted(node.labels.values()) == ["g0-s1", "g0-s2", "g0-s3"]
+            assert ("seat.lacking", "all seats of profile one are taken") in node.said
+            (without,) = set(keys) - set(node.labels)
+            assert arbiter.grant(Taker(*without), ()) == "all seats of profile one are taken"
+        for key, name in node.labels.items():
+            node.claimed[key] = replace(node.claimed[key], seat=name)
+        known, node.labels = dict(node.labels), {}
+        async with node.arbitrating() as arbiter:
+            await until(arbiter.ready.is_set)
+            assert {key: name for name, key in arbiter.keys.items() if key in known} == known
+            assert node.labels == {}
+
+    run(work())
+
+
+def test_a_standby_takes_the_place_of_one_whose_container_ends() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        first, other = node.add("first", "attached", seat="g0-s0"), node.add("other", seat="g0-s2")
+        standby = node.add("standby", seat="g0-s1", stands_by_for="first")
+        async with node.arbitrating(Rules(ram_low=0, ram_high=0)) as arbiter:
+            await until(lambda: node.status(first) == "active")
+            arbiter.ask(other, "api")
+            node.end(first)
+            await until(lambda: node.status(standby) == "active")
+            assert node.status(other) == "suspended"
+
+    run(work())
+
+
+def test_containers_wait_until_the_node_has_been_read() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        key = node.add("a", "", seat="g0-s0")
+        async with node.arbitrating() as arbiter:
+            assert arbiter.grant(Taker(*key), ()) == "the agent reads the state of the node's seats"
+            assert arbiter.grant(Taker("k8s.io", "unknown"), ()) == "the agent reads the container's record"
+            assert arbiter.grant(Taker("k8s.io", "unknown", operation="1"), ()) == ""
+            await node.start(key)
+            await until(lambda: node.status(key) == "active")
+
+    run(work())
+
+
+def test_random_events_never_have_two_on_one_gpu() -> None:
+    """Requests, failures, ends and new arbiters in any order; in the end each container gets its turn."""
+
+    async def work() -> None:
+        chance = random.Random(7)
+        node = FakeNode(gpus=2)
+        keys = [node.add(f"c{number}", seat=f"g{number % 2}-s{number // 2}") for number in range(8)]
+        for _ in range(4):
+            async with node.arbitrating() as arbiter:
+                await until(arbiter.ready.is_set)
+                for _ in range(60):
+                    arbiter.ask(chance.choice(keys), "api")
+                    node.failing = {f"c{chance.randrange(24)}"}
+                    await asyncio.sleep(0.001)
+        node.failing = set()
+        async with node.arbitrating() as arbiter:
+            await until(arbiter.ready.is_set)
+            for key in keys:
+                node.done.clear()
+                await until(lambda key=key: bool(arbiter.ask(key, "api")) or node.status(key) == "active")  # type: ignore[misc]
+        assert node.most_together == 1
+
+    run(work())
