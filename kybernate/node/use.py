@@ -1,9 +1,8 @@
 """Use of GPUs by processes that are suspended: found by the arena's library in them, or else from outside.
 
-A call waits in the driver while its process is suspended. The library notes such a call in its control page, which costs
-a look at a word here. Where there is no library, a thread that waits in the driver is recognized by its stack: the
-innermost code in it that is not the C library's is libcuda's. A thread that has not moved since the last look costs two
-system calls.
+A call waits in the driver while its process is suspended. The library notes that in its control page, of which a word is
+read here. Where there is no library, a thread that waits in the driver is recognized by its stack: the innermost code in
+it that is not the C library's is libcuda's. A thread that has not moved since the last look costs two system calls.
 
 All that is read here is a tenant's: it decides only whether his own container wakes.
 """
@@ -16,6 +15,7 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from kybernate_shim.arena.control import Control, ControlInvalid, control_of, must_run
@@ -77,9 +77,7 @@ class Process:
         self.page = self._page()
         self._seen: dict[int, tuple[str, bool]] = {}  # of each thread: where it was, and whether it waits there
         self._code = _Code.of(read_maps(pid))
-        if self.page is not None:
-            self._noted = self.page.uses()
-            self.page.watch_use()
+        self.watch()
 
     def close(self) -> None:
         if self.page is not None:
@@ -97,7 +95,7 @@ class Process:
 
     def waits(self) -> bool:
         """Return whether a thread waits in the driver. Raises OSError where the process has ended."""
-        threads = sorted(int(name) for name in os.listdir(f"/proc/{self.pid}/task"))[:MOST_THREADS]
+        threads = sorted(int(path.name) for path in Path(f"/proc/{self.pid}/task").iterdir())[:MOST_THREADS]
         seen: dict[int, tuple[str, bool]] = {}
         memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -108,6 +106,16 @@ class Process:
             os.close(memory)
         self._seen = seen
         return any(waits for _, waits in seen.values())
+
+    def settle(self) -> None:
+        """Take what waits as it was last seen for no use: only calls that begin from now on are."""
+        self._seen = {thread: (place, False) for thread, (place, _) in self._seen.items()}
+
+    def watch(self) -> None:
+        """Have the next use noted, whatever was before. Costs two words."""
+        if self.page is not None:
+            self._noted = self.page.uses()
+            self.page.watch_use()
 
     def _look(self, thread: int, memory: int) -> tuple[str, bool]:
         place = text_of(f"/proc/{self.pid}/task/{thread}/syscall").strip()
@@ -129,31 +137,51 @@ class Process:
 
 
 class Container:
-    """The processes of a suspended container. Blocks, but for `is_noted`; one thread at a time."""
+    """The processes of a suspended container.
+
+    `look` blocks, and has a thread of its own, one at a time; the other methods are for the event loop.
+    """
 
     def __init__(self, first: int) -> None:
         """`first` is its first process."""
         self._first = first
         self._processes: dict[int, Process] = {}
         self._others: set[int] = set()  # that do not use the driver, or cannot be looked at
-        self._waited = False
+        self._found = self._known = self._settling = False
 
-    def is_noted(self) -> bool:
-        """Return whether a use was found. For the event loop, 20 times a second."""
-        return self._waited or any(process.is_noted() for process in tuple(self._processes.values()))
+    def is_used(self) -> bool:
+        """Return whether a use was found until now. Costs a look at a word for each process."""
+        return self._found or any(process.is_noted() for process in tuple(self._processes.values()))
+
+    def settle(self) -> None:
+        """Take calls that wait now for no use: the container was put to sleep at work, on request."""
+        self._found, self._settling = False, True
+        for process in tuple(self._processes.values()):
+            process.watch()
 
     def look(self) -> None:
-        """Look from outside at processes that have no library, and once at those that have: a call may wait already."""
+        """Look from outside at processes that have no library, and once at those that have: a call may wait already.
+
+        What is found in a process at the first look counts from the next one on, unless `settle` is called before.
+        """
         pids = _processes_of(self._first)
+        settling, self._settling = self._settling, False
+        found, self._known = self._known and not settling, False
         for pid in self._processes.keys() - pids:
             self._processes.pop(pid).close()
         self._others &= pids
+        for process in tuple(self._processes.values()):
+            if process.page is None or settling:
+                with suppress(OSError):
+                    found = (process.waits() and not settling) or found
         for pid in sorted(pids - self._processes.keys() - self._others)[:MOST_PROCESSES]:
             self._begin(pid)
-        for process in self._processes.values():
-            if process.page is None:
-                with suppress(OSError):
-                    self._waited = process.waits() or self._waited
+        if settling:
+            for process in self._processes.values():
+                process.settle()
+            self._known = False
+        if not self._settling:
+            self._found = self._found or found
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -165,7 +193,7 @@ class Container:
             process = Process(pid)
             if process.uses_driver:
                 self._processes[pid] = process
-                self._waited = process.waits() or self._waited
+                self._known = process.waits() or self._known
                 return
         except OSError:
             pass

@@ -43,7 +43,9 @@ enum { WAKE = 1 /* FUTEX_WAKE: the node is another process */ };
     F(cuStreamCreateWithPriority) F(cuStreamDestroy_v2) F(cuEventCreate) F(cuEventDestroy_v2) F(cuModuleLoad)          \
     F(cuModuleLoadData) F(cuModuleLoadDataEx) F(cuModuleUnload) F(cuModuleGetFunction) F(cuLibraryLoadData)            \
     F(cuLibraryGetKernel) F(cuGraphInstantiateWithFlags) F(cuGraphInstantiateWithParams) F(cuGraphExecDestroy)         \
-    F(cuMemAddressReserve) F(cuMemAddressFree) F(cuMemHostAlloc) F(cuMemAllocHost_v2) F(cuMemFreeHost) F(cuMemHostRegister_v2) F(cuMemHostUnregister)
+    F(cuMemHostAlloc) F(cuMemAllocHost_v2) F(cuMemFreeHost) F(cuMemHostRegister_v2) F(cuMemHostUnregister)             \
+    F(cuMemAddressReserve) F(cuMemAddressFree) F(cuCtxCreate_v2) F(cuCtxCreate_v3) F(cuCtxCreate_v4)                   \
+    F(cuCtxSetCurrent) F(cuCtxPushCurrent_v2) F(cuDevicePrimaryCtxRetain)
 
 #if defined(__x86_64__)
 

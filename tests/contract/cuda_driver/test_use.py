@@ -100,9 +100,7 @@ def test_call_is_found_from_outside_without_the_library(gpus: Gpus, libraries: P
 
 
 @pytest.mark.parametrize("with_library", [False, True])
-def test_program_that_was_at_work_waits_already(
-    start: Any, preload: Path, suspended: Any, with_library: bool
-) -> None:
+def test_program_that_was_at_work_waits_already(start: Any, preload: Path, suspended: Any, with_library: bool) -> None:
     program: Program = start(preload=preload if with_library else None)
     with suspended(program.pid):
         come_to_rest([program.pid])
