@@ -1,8 +1,8 @@
 """Use of GPUs by processes that are suspended: found by the arena's library in them, or else from outside.
 
-A call waits in the driver while its process is suspended. The library notes that in its control page, of which a word is
-read here. Where there is no library, a thread that waits in the driver is recognized by its stack: the innermost code in
-it that is not the C library's is libcuda's. A thread that has not moved since the last look costs two system calls.
+A call waits in the driver while its process is suspended. The library notes that in its control page, of which a word
+is read here. Where there is no library, a thread that waits in the driver is recognized by its stack: the innermost
+code in it that is not the C library's is libcuda's. A thread that has not moved since the last look costs two calls.
 
 All that is read here is a tenant's: it decides only whether his own container wakes.
 """
