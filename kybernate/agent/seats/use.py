@@ -24,9 +24,6 @@ class UseWatcher(Protocol):
         event loop's thread and never block.
         """
 
-    def settle(self, container: Key) -> None:
-        """Take calls that wait now for no use: the container was put to sleep on request."""
-
     def calls(self, container: Key) -> int | None:
         """Return how many calls that count as work a container has made, None where that is not known.
 
@@ -39,9 +36,6 @@ class NoUse:
 
     async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
         await asyncio.Event().wait()
-
-    def settle(self, container: Key) -> None:
-        pass
 
     def calls(self, container: Key) -> int | None:
         return None
