@@ -23,6 +23,11 @@ RoomTimeout = Annotated[
 ]
 
 
+Deadline = Annotated[
+    float, typer.Option("--deadline", min=0, metavar="SECONDS", help="Give up after so long; needs the agent.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(wake)
@@ -32,6 +37,7 @@ def register(app: typer.Typer) -> None:
 def wake(
     container: ContainerName,
     room_timeout: RoomTimeout = 0,
+    deadline: Deadline = 0,
     wait: Wait = True,
     namespace: Namespace = "",
     address: Address = ADDRESS,
@@ -39,11 +45,11 @@ def wake(
 ) -> None:
     """Make a container active: resume it if it is suspended, restore it if it is parked.
 
-    An active container stays as it is.
+    An active container stays as it is. One with a seat waits for its turn.
     """
 
     def begin(agent: Agent) -> Operation:
-        return agent.wake(container, namespace=namespace, room_timeout=room_timeout)
+        return agent.wake(container, namespace=namespace, room_timeout=room_timeout, deadline=deadline)
 
     _carry_out(begin, Wake(container, namespace, room_timeout), "active", address, wait=wait, output=output)
 

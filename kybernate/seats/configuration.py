@@ -135,8 +135,7 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-def bytes_of(value: object) -> int:
-    """Return a number of bytes, from one or from a text such as "24Gi". Raises ValueError."""
+def _bytes(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     found = SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -187,7 +186,7 @@ def _without_agent(value: object) -> bool:
 
 
 RULES: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
-    "reserve": ("reserve_bytes", bytes_of),
+    "reserve": ("reserve_bytes", _bytes),
     "maximumWait": ("maximum_wait", _seconds),
     "minimumResidency": ("minimum_residency", _seconds),
     "slice": ("slice", _seconds),
@@ -196,8 +195,8 @@ RULES: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "retries": ("retries", _whole(0, 1000)),
     "backoff": ("backoff", _seconds),
     "backoffLimit": ("backoff_limit", _seconds),
-    "ramLow": ("ram_low", bytes_of),
-    "ramHigh": ("ram_high", bytes_of),
+    "ramLow": ("ram_low", _bytes),
+    "ramHigh": ("ram_high", _bytes),
 }
 TOP: Final = ("profiles", "gpuTopology", "share", "rules", "schedule", "timeZone", "matrix", "withoutAgent")
 

@@ -16,6 +16,7 @@ from tests.bench import (
     memory,
     peer,
     registry,
+    seats,
     starts,
     store_transfer,
     tiers,
@@ -76,7 +77,7 @@ def _groups() -> list[Group]:
     groups += [((name,), partial(trust.pairs, name)) for name in trust.NAMES]
     groups += [(registry.NAMES, registry.pairs)]
     groups += [(agent.NAMES, agent.pairs)]
-    groups += [(tiers.NAMES, tiers.pairs)]
+    groups += [(tiers.NAMES, tiers.pairs), (seats.NAMES, seats.pairs)]
     groups += [(large_store.NAMES, large_store.pairs), (store_transfer.NAMES, store_transfer.pairs)]
     groups += [(peer.NAMES, peer.pairs)]
     return [*groups, *((memory.names(count), partial(memory.pairs, count)) for count in memory.PODS)]

@@ -80,6 +80,11 @@ class Cluster:
         pod = self._pods.get(namespace, name)
         return pod.priority if pod is not None else None
 
+    def annotation(self, namespace: str, name: str, key: str) -> str:
+        """Return the value of a pod's annotation of ours, "" where it has none or is not known."""
+        pod = self._pods.get(namespace, name)
+        return dict(pod.annotations).get(key, "") if pod is not None else ""
+
     def offer(self, event: wire.Event) -> None:
         """Take an event; never blocks. One of a container that the inventory has not seen yet waits until it has."""
         key = event.namespace, event.container

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PODS: Final = "/api/v1/pods"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 REFUSED_PAUSE: Final = 300.0
-PROBED: Final = ("name", "livenessProbe", "startupProbe", "restartPolicy")
+PROBED: Final = ("name", "livenessProbe", "readinessProbe", "startupProbe", "restartPolicy")
 KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
 
 

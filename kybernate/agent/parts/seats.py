@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
+from google.protobuf.message import DecodeError
+
 from kybernate.agent.device_plugin.answers import NodeGpus
 from kybernate.agent.device_plugin.plugin import DevicePlugin
 from kybernate.agent.device_plugin.resource import Resource
@@ -31,12 +33,15 @@ from kybernate.verbs.model import SEAT
 from kybernate.verbs.room import Taker
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_answers import CudaInfo
+from kybernate_shim.messages import events_pb2
 from kybernate_shim.run_directory import SEATS_WAIT
 
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent
 
 ADVICE = "docs/seats.md describes the configuration; the agent starts again once it is right"
+WAKE = "kybernate.io/wake"  # annotation of a pod
+EXECS = 'topic=="/tasks/exec-started"'
 RAM_SECONDS = 0.5  # a figure of host memory is not older
 USE = "use of the GPU"  # who has begun an operation
 AGAIN_SECONDS = 10.0  # until a driver that did not answer is asked again
@@ -104,6 +109,7 @@ class Seats(Part):
         async with asyncio.TaskGroup() as group:
             group.create_task(self._arbiter.run())
             group.create_task(self._follow(self._arbiter))
+            group.create_task(self._follow_execs(self._arbiter))
             group.create_task(plugin.run())
             group.create_task(plugin.watch())
 
@@ -155,6 +161,7 @@ class Seats(Part):
             free_ram=self._free_ram,
             label=self._label,
             priority=lambda one: agent.cluster.priority(one.pod_namespace, one.pod) if one.pod else None,
+            wish=lambda one: agent.cluster.annotation(one.pod_namespace, one.pod, WAKE) if one.pod else "",
             is_own=self._is_own,
             kubelets=kubelets,
         )
@@ -168,6 +175,26 @@ class Seats(Part):
         async with aclosing(self._agent.events.hub.subscribe(kinds=("container",))) as changes:
             async for _ in changes:
                 arbiter.wake()
+
+    async def _follow_execs(self, arbiter: Arbiter) -> None:
+        """Take an exec into a suspended container as a request, but for pods whose probes are execs."""
+        containerd = self._agent.events.containerd
+        while True:
+            try:
+                async with aclosing(containerd.events((EXECS,))) as events:
+                    async for envelope in events:
+                        started = events_pb2.TaskExecStarted.FromString(envelope.event.value)
+                        key = envelope.namespace, started.container_id
+                        if key in arbiter.suspended() and not self._probes_by_exec(key):
+                            arbiter.ask(key, "exec")
+            except (ContainerdUnreachable, ContainerdRefused, DecodeError):
+                pass  # execs in between ask for nothing
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _probes_by_exec(self, key: Key) -> bool:
+        container = _container(self._agent, key)
+        pod = self._agent.cluster.probes(container.pod_namespace, container.pod) if container is not None else None
+        return "'exec':" in str(pod)
 
     def _free_ram(self) -> int:
         """Return the host memory that VRAM can go to: what is available, and what of the arena is free."""

@@ -178,6 +178,10 @@ class InCluster(Part):
         """Return what a pod's object says of its probes, None where the pod is not known."""
         return self._cluster.probes(namespace, name) if self._cluster is not None else None
 
+    def annotation(self, namespace: str, name: str, key: str) -> str:
+        """Return the value of a pod's annotation of ours, "" where it has none or is not known."""
+        return self._cluster.annotation(namespace, name, key) if self._cluster is not None else ""
+
     def priority(self, namespace: str, name: str) -> int | None:
         """Return the priority of a pod's class, None where the pod is not known."""
         return self._cluster.priority(namespace, name) if self._cluster is not None else None

@@ -53,6 +53,7 @@ class _Kept:
     """What one run of the arbiter keeps of a container, to compare it with the next look."""
 
     mark: int = 0
+    wish: str = ""
     worked_at: float = 0.0
     error: str = ""
 
@@ -246,7 +247,12 @@ class Arbiter:
 
     def _seen(self, key: Key, container: wire.Container, claim: Claim, waits: str, stands: str, now: float) -> Seen:
         mark = (self._sight.marks.get(key, 0) if self._sight else 0) + (self._watcher.calls(key) or 0)
-        kept = self._kept.setdefault(key, _Kept(mark))
+        wish = self._around.wish(container)
+        kept = self._kept.setdefault(key, _Kept(mark, wish))
+        if wish != kept.wish:
+            kept.wish = wish
+            if wish:
+                self.ask(key, "annotation")
         if mark != kept.mark:
             kept.mark, kept.worked_at = mark, now
         busy = container.active_until.ToMicroseconds() / 1e6 > now or now - kept.worked_at < 1.5 * LOOK_SECONDS

@@ -54,6 +54,7 @@ class Around:
     free_ram: Callable[[], int]
     label: Callable[[Key, str], Coroutine[Any, Any, None]]
     priority: Callable[[wire.Container], int | None]
+    wish: Callable[[wire.Container], str] = lambda container: ""  # its pod's annotation: a new value asks for its seat
     is_own: Callable[[str], bool] = lambda operation: False  # an operation that the arbiter has begun
     kubelets: Callable[[], Iterable[str]] = tuple  # seats that kubelet has given out
     clock: Callable[[], float] = time.time

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kybernate.node.specs import VISIBLE_DEVICES, Spec
-from kybernate.seats.configuration import bytes_of
 from kybernate.seats.groups import Place
-from kybernate_shim.oci.annotations import KUBELETS_SEAT, SEAT
+from kybernate_shim.oci.annotations import KUBELETS_SEAT, SEAT, VRAM, WAKE_ON_USE, bytes_of
 
 ALL: Final = frozenset({"", "all", "void", "none"})  # of NVIDIA_VISIBLE_DEVICES, where it says nothing of a seat
 Key = tuple[str, str]  # namespace and id of a container
@@ -53,11 +52,11 @@ def claim_of(spec: Spec, labels: Mapping[str, str], *, in_pod: bool) -> Claim:
     return Claim(
         seat,
         profile,
-        _bytes(notes.get("kybernate.io/vram", "")),
+        bytes_of(notes.get(VRAM, "")),
         _number(notes.get("kybernate.io/priority", "")) if not in_pod else 0,
         notes.get("kybernate.io/kind", ""),
         notes.get("kybernate.io/stands-by-for", ""),
-        notes.get("kybernate.io/wake-on-use", "true") != "false",
+        notes.get(WAKE_ON_USE, "true") != "false",
         _visible(spec),
     )
 
@@ -121,13 +120,6 @@ def choose(
 
 def _rank(place: Place, loads: Mapping[int, int]) -> tuple[int, tuple[int, ...], int, str]:
     return sum(loads.get(gpu, 0) for gpu in place.group.gpus), place.group.gpus, len(place.name), place.name
-
-
-def _bytes(text: str) -> int:
-    try:
-        return bytes_of(text)
-    except ValueError:
-        return 0
 
 
 def _number(text: str) -> int:

@@ -88,8 +88,8 @@ class FakeNode:
         return str(seat.status) if seat is not None else ""
 
     @asynccontextmanager
-    async def arbitrating(self, rules: Rules = RULES, **more: Any) -> AsyncIterator[Arbiter]:
-        self.arbiter = arbiter = Arbiter(places(self.gpus), rules, self._around(), **more)
+    async def arbitrating(self, rules: Rules = RULES, seats: int = 4, **more: Any) -> AsyncIterator[Arbiter]:
+        self.arbiter = arbiter = Arbiter(places(self.gpus, seats), rules, self._around(), **more)
         self.room.grant, self.room.seated = arbiter.grant, arbiter.is_seated
         task = asyncio.create_task(arbiter.run())
         try:
