@@ -297,15 +297,17 @@ def gpus_of(info: CudaInfo) -> NodeGpus:
 
 
 def topology_of(info: CudaInfo) -> Topology:
-    """Return the GPUs' topology, as far as the driver's answer has it: which are near one NUMA node."""
+    """Return the GPUs' topology; where NVML does not report a link, by the NUMA nodes that they are near."""
     gpus = gpus_of(info)
+    by_uuid = {gpu.uuid: gpu for gpu in info.gpus}
     count = max(gpus.numa, default=-1) + 1
     numa = tuple(gpus.numa.get(index, -1) for index in range(count))
 
     def link(one: int, other: int) -> str:
         if one == other:
             return "X"
-        return "NODE" if numa[one] == numa[other] != -1 else "SYS"
+        reported = by_uuid[gpus.uuids[one]].links if one in gpus.uuids else {}
+        return reported.get(gpus.uuids.get(other, ""), "NODE" if numa[one] == numa[other] != -1 else "SYS")
 
     return Topology(tuple(tuple(link(a, b) for b in range(count)) for a in range(count)), numa)
 

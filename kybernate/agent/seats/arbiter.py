@@ -232,9 +232,9 @@ class Arbiter:
                 seats.append(free(place, old, awaited=name in named.values()))
                 continue
             seen = self._seen(key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now)
-            former = old if name in same else None
-            seats.append(seated(place, seen, former, now, acting=name in self._acting))
-            if not seats[-1].may_share and (former is None or former.may_share):
+            before = old if name in same else None
+            seats.append(seated(place, seen, before, now, acting=name in self._acting))
+            if not seats[-1].may_share and (before is None or before.may_share):
                 self._note("seat.overrun", "warning", overrun(claims[key], seats[-1]), key)
         self.keys = keys
         self._labels = {key: name for key, name in self._labels.items() if key in claims}
