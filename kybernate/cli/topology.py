@@ -87,7 +87,7 @@ def _document(gpu: _Gpu) -> Mapping[str, object]:
         "index": gpu.index,
         "uuid": gpu.uuid,
         "model": gpu.name,
-        "numaNode": gpu.numa,
+        "numa_node": gpu.numa,
         "links": [{"gpu": other, "path": path} for other, path in enumerate(gpu.links) if path != "X"],
         "groups": list(gpu.groups),
     }
