@@ -2,7 +2,7 @@
 
 `seats.latency` is from a request to the first action on a node with 64 seats on 8 GPUs, all taken, by the arbiter's
 loop alone: p99, against its bar. `seats.wake` is from `kybernate wake` of a container whose GPU another one has until
-it computes; `stock` stops that one by its end, and starts the program anew, as programs do that know no suspend.
+it computes; `stock` stops that one by its end, and starts the program again, as programs do that know no suspend.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A turn reads what shims, NVML and the owner of room report, decides, and begins what was decided. All of that happens
 between two awaits, so that nothing changes in between; what is begun ends in a task of its own, whose outcome begins
-the next turn. A new run of the agent knows nothing of the former one: it reads everything anew.
+the next turn. A new run of the agent knows nothing of the former one: it reads everything again.
 """
 
 from __future__ import annotations

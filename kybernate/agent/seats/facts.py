@@ -1,7 +1,7 @@
 """What the node reports of a seat's container, and the seat that follows from it. Pure.
 
 The shim's word on the container and NVML's on its memory are the truth. What the arbiter remembers of a seat counts for
-as long as an action on it is under way, and then gives way to them.
+as long as an action on it runs, and then gives way to them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def free(place: Place, old: Seat | None, *, awaited: bool) -> Seat:
 def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bool) -> Seat:
     """Return the seat of a container; `old` is what was known of it with the same container.
 
-    `acting`: an action of the arbiter is under way, whose outcome decides what it is next.
+    `acting`: an action of the arbiter runs, whose outcome decides what it is next.
     """
     container, claim = seen.container, seen.claim
     known = old or Seat(place.name, place.group.name, place.group.mask, since=now, idle_since=now, asked_at=now)

@@ -28,7 +28,7 @@ def agent(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent]:
 
 
 def state_of(id: str) -> str:
-    (found,) = [one for one in json.loads(kybernate("ps", "-o", "json")) if one["id"] == id]
+    (found,) = [one for one in json.loads(kybernate("ps", "-o", "json")) if one["container"] == id]
     return str(found["gpu"])
 
 
