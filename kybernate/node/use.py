@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Final
 
 from kybernate_shim.arena.control import Control, ControlInvalid, control_of, must_run
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
-from kybernate_shim.linux.kernel_text import text_of
+from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.linux.process_memory import Region, read_maps
 
 DRIVER: Final = "libcuda.so"
@@ -28,6 +28,9 @@ PASSED_OVER: Final = ("libc.so", "libc-", "ld-", "libpthread", "kybernate-arena.
 STACK_BYTES: Final = 4096  # from its end on: what a wait for a lock and its callers take
 WORD: Final = struct.Struct("<Q")
 MOST_PROCESSES, MOST_THREADS = 512, 4096  # of a container, and of a process: more are not looked at
+
+
+Switches = Mapping[tuple[int, int], int]  # by process and thread: how often it has given up its CPU
 
 
 @dataclass
@@ -80,8 +83,8 @@ class Process:
         self.watch()
 
     def close(self) -> None:
+        """End; the library may note one more use, which is cheap, and which another watcher may wait for."""
         if self.page is not None:
-            self.page.watch_use(wanted=False)
             self.page.close()
             self.page = None
 
@@ -93,23 +96,22 @@ class Process:
         """Return whether the library has noted a use since the beginning. Costs a look at a word."""
         return self.page is not None and self.page.uses() != self._noted
 
-    def waits(self) -> bool:
-        """Return whether a thread waits in the driver. Raises OSError where the process has ended."""
+    def waits(self, before: Switches) -> bool:
+        """Return whether a thread waits in the driver, but those that have not run since `before`.
+
+        Raises OSError where the process has ended.
+        """
         threads = sorted(int(path.name) for path in Path(f"/proc/{self.pid}/task").iterdir())[:MOST_THREADS]
         seen: dict[int, tuple[str, bool]] = {}
         memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
             for thread in threads:
                 with suppress(OSError):  # one that has just ended
-                    seen[thread] = self._look(thread, memory)
+                    seen[thread] = self._look(thread, memory, before)
         finally:
             os.close(memory)
         self._seen = seen
         return any(waits for _, waits in seen.values())
-
-    def settle(self) -> None:
-        """Take what waits as it was last seen for no use: only calls that begin from now on are."""
-        self._seen = {thread: (place, False) for thread, (place, _) in self._seen.items()}
 
     def watch(self) -> None:
         """Have the next use noted, whatever was before. Costs two words."""
@@ -117,7 +119,7 @@ class Process:
             self._noted = self.page.uses()
             self.page.watch_use()
 
-    def _look(self, thread: int, memory: int) -> tuple[str, bool]:
+    def _look(self, thread: int, memory: int, before: Switches) -> tuple[str, bool]:
         place = text_of(f"/proc/{self.pid}/task/{thread}/syscall").strip()
         known = self._seen.get(thread)
         if known is not None and known[0] == place:
@@ -126,8 +128,12 @@ class Process:
         if len(words) < 3:  # it runs
             return "", False
         stack = os.pread(memory, STACK_BYTES, int(words[-2], 16))
-        in_driver = self._code.innermost(stack) == "driver"
-        return place, in_driver and not must_run(text_of(f"/proc/{self.pid}/task/{thread}/comm").strip())
+        if self._code.innermost(stack) != "driver":
+            return place, False
+        known_before = before.get((self.pid, thread))
+        if known_before is not None and known_before == _switches(self.pid, thread):
+            return place, False
+        return place, not must_run(text_of(f"/proc/{self.pid}/task/{thread}/comm").strip())
 
     def _page(self) -> Control | None:
         try:
@@ -142,46 +148,34 @@ class Container:
     `look` blocks, and has a thread of its own, one at a time; the other methods are for the event loop.
     """
 
-    def __init__(self, first: int) -> None:
-        """`first` is its first process."""
+    def __init__(self, first: int, before: Switches | None = None) -> None:
+        """`first` is its first process. Threads that have not run since `before` count for nothing."""
         self._first = first
+        self._before: Switches = before or {}
         self._processes: dict[int, Process] = {}
         self._others: set[int] = set()  # that do not use the driver, or cannot be looked at
-        self._found = self._known = self._settling = False
+        self._found = self._known = False
 
     def is_used(self) -> bool:
         """Return whether a use was found until now. Costs a look at a word for each process."""
         return self._found or any(process.is_noted() for process in tuple(self._processes.values()))
 
-    def settle(self) -> None:
-        """Take calls that wait now for no use: the container was put to sleep at work, on request."""
-        self._found, self._settling = False, True
-        for process in tuple(self._processes.values()):
-            process.watch()
-
     def look(self) -> None:
         """Look from outside at processes that have no library, and once at those that have: a call may wait already.
 
-        What is found in a process at the first look counts from the next one on, unless `settle` is called before.
+        What is found in a process at the first look counts from the next one on.
         """
         pids = _processes_of(self._first)
-        settling, self._settling = self._settling, False
-        found, self._known = self._known and not settling, False
+        self._found, self._known = self._found or self._known, False
         for pid in self._processes.keys() - pids:
             self._processes.pop(pid).close()
         self._others &= pids
         for process in tuple(self._processes.values()):
-            if process.page is None or settling:
+            if process.page is None:
                 with suppress(OSError):
-                    found = (process.waits() and not settling) or found
+                    self._found = process.waits(self._before) or self._found
         for pid in sorted(pids - self._processes.keys() - self._others)[:MOST_PROCESSES]:
             self._begin(pid)
-        if settling:
-            for process in self._processes.values():
-                process.settle()
-            self._known = False
-        if not self._settling:
-            self._found = self._found or found
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -193,11 +187,29 @@ class Container:
             process = Process(pid)
             if process.uses_driver:
                 self._processes[pid] = process
-                self._known = process.waits() or self._known
+                self._known = process.waits(self._before) or self._known
                 return
         except OSError:
             pass
         self._others.add(pid)
+
+
+def switches_of(first: int) -> Switches:
+    """Return how often each thread of a container has given up its CPU. Waits for no process: for the event loop."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in sorted(_processes_of(first))[:MOST_PROCESSES]:
+        with suppress(OSError):
+            for path in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(OSError):
+                    found[pid, int(path.name)] = _switches(pid, int(path.name))
+                if len(found) >= MOST_THREADS:
+                    return found
+    return found
+
+
+def _switches(pid: int, thread: int) -> int:
+    lines = lines_of(text_of(f"/proc/{pid}/task/{thread}/status"))
+    return sum(int(line.split()[1]) for line in lines if "voluntary_ctxt_switches:" in line)
 
 
 def _processes_of(first: int) -> set[int]:

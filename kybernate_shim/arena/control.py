@@ -145,9 +145,9 @@ class Control:
         """Return how many handles and mappings the process has of memory that another one has made."""
         return self._word(IMPORTS)
 
-    def watch_use(self, *, wanted: bool = True) -> None:
+    def watch_use(self) -> None:
         """Have the library note the next call that counts as use of a GPU; it then stops to watch."""
-        struct.pack_into("<I", self._map, WATCHED, wanted)
+        struct.pack_into("<I", self._map, WATCHED, 1)
 
     def uses(self) -> int:
         """Return how many uses the library has noted; always 0 from one that does not."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.agent.seats.claims import Key
-from kybernate.node.use import Container
+from kybernate.node.use import Container, Switches, switches_of
 from kybernate_shim.linux.threads import as_long_as_wanted
 
 TICK_SECONDS: Final = 0.05  # between two looks at the library's words
@@ -30,7 +30,7 @@ class UseWatch:
     def __init__(self, first: Callable[[Key], int | None]) -> None:
         self._first = first
         self._watched: dict[Key, _Watched] = {}
-        self._settled: set[Key] = set()  # that were put to sleep before they were known as suspended
+        self._settled: dict[Key, Switches] = {}  # of those that were put to sleep on request: where their threads were
 
     async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
         """Watch until cancelled, see UseWatcher."""
@@ -47,12 +47,12 @@ class UseWatch:
             self._follow(set())
 
     def settle(self, key: Key) -> None:
-        """Take calls of a container that wait now for no use: it was put to sleep at work, on request."""
-        if (one := self._watched.get(key)) is not None:
-            one.container.settle()
-            one.told = -math.inf
-        else:
-            self._settled.add(key)
+        """Take calls of a container that wait now for no use: it was put to sleep on request, maybe at work."""
+        if first := self._first(key):
+            self._settled = {known: one for known, one in self._settled.items() if self._first(known)}
+            self._settled[key] = switches_of(first)
+        if (one := self._watched.pop(key, None)) is not None:
+            one.looking.cancel()  # and watched again from now on
 
     def calls(self, container: Key) -> int | None:
         """Return None: calls of processes that are not suspended are not counted."""
@@ -64,10 +64,7 @@ class UseWatch:
             one.looking.cancel()
         for key in wanted - self._watched.keys():
             if first := self._first(key):
-                container = Container(first)
-                if key in self._settled:
-                    container.settle()
-                    self._settled.remove(key)
+                container = Container(first, self._settled.get(key))
                 looking = asyncio.create_task(_looking(container))
                 looking.add_done_callback(lambda _, container=container: container.close())  # type: ignore[misc]
                 self._watched[key] = _Watched(container, looking)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.use import Process
+from kybernate.node.use import Process, switches_of
 from kybernate_shim.gpu.helper_client import CudaHelper
 from tests.contract.cuda_driver.conftest import Use
 from tests.fakes.cuda import Gpus
@@ -54,7 +54,7 @@ def watched(pid: int) -> Iterator[Process]:
 
 
 def is_used(process: Process) -> bool:
-    return process.is_noted() or process.waits()
+    return process.is_noted() or process.waits({})
 
 
 def test_call_of_a_suspended_process_is_noted_by_the_library(start_holder: Any, suspended: Any) -> None:
@@ -80,7 +80,7 @@ def test_look_at_free_memory_is_no_use(start_holder: Any, suspended: Any) -> Non
     holder: Holder = start_holder(1)
     with suspended(holder.pid), watched(holder.pid) as process:
         holder.begin("look")
-        assert eventually(process.waits)
+        assert eventually(lambda: process.waits({}))
         assert not process.is_noted()
     assert holder.has_answered(PATIENCE)
 
@@ -91,9 +91,10 @@ def test_call_is_found_from_outside_without_the_library(gpus: Gpus, libraries: P
         with suspended(holder.pid), watched(holder.pid) as process:
             assert process.page is None
             assert process.uses_driver
-            assert not process.waits()
+            assert not process.waits({})
+            before = switches_of(holder.pid)
             holder.begin("content")
-            assert eventually(process.waits)
+            assert eventually(lambda: process.waits(before))
         assert holder.has_answered(PATIENCE)
     finally:
         holder.kill()
@@ -105,7 +106,9 @@ def test_program_that_was_at_work_waits_already(start: Any, preload: Path, suspe
     with suspended(program.pid):
         come_to_rest([program.pid])
         with watched(program.pid) as process:
-            assert process.waits()
+            assert process.waits({})
+        with watched(program.pid) as process:
+            assert not process.waits(switches_of(program.pid))
     program.computes_on()
 
 

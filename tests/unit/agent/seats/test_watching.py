@@ -21,17 +21,13 @@ class FakeContainer:
 
     made: ClassVar[dict[int, FakeContainer]] = {}
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, before: object = None) -> None:
         self.used = self.closed = False
-        self.looks = self.settled = 0
+        self.looks, self.before = 0, before
         self.made[first] = self
 
     def is_used(self) -> bool:
         return self.used
-
-    def settle(self) -> None:
-        self.used = False
-        self.settled += 1
 
     def look(self) -> None:
         self.looks += 1
@@ -89,13 +85,15 @@ def test_use_of_what_is_suspended_is_reported_once_in_a_while() -> None:
     watch(body)
 
 
-def test_sleep_on_request_settles_a_container_before_or_after_it_is_known() -> None:
+def test_sleep_on_request_is_settled_before_or_after_the_container_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "switches_of", lambda first: {(first, first): 7})
+
     async def body(one: UseWatch, suspended: set[Key], told: list[Key]) -> None:
         one.settle(B)
         suspended |= {A, B}
         await until(lambda: {1, 2} <= FakeContainer.made.keys())
-        assert (FakeContainer.made[1].settled, FakeContainer.made[2].settled) == (0, 1)
+        assert (FakeContainer.made[1].before, FakeContainer.made[2].before) == (None, {(2, 2): 7})
         one.settle(A)
-        assert FakeContainer.made[1].settled == 1
+        await until(lambda: FakeContainer.made[1].before == {(1, 1): 7})
 
     watch(body)
