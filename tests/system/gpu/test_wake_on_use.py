@@ -67,7 +67,7 @@ def test_use_of_a_container_without_the_annotation_waits(ctr: Ctr, agent: NodeAg
         assert container.told() == "1"
 
 
-def test_container_gets_what_it_has_declared_and_no_more(ctr: Ctr, gpus: Gpus, tmp_path: Path) -> None:
+def test_container_gets_what_it_has_declared_and_no_more(ctr: Ctr, agent: NodeAgent, tmp_path: Path) -> None:
     limit = ["--annotation", f"kybernate.io/vram={8 * PIECE_MIB}Mi"]
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     flags = [*gpu.mounts(), *gpu.visible(0), *limit]
@@ -132,12 +132,13 @@ def test_cells_of_a_notebook_run_by_wake_on_use(ctr: Ctr, agent: NodeAgent) -> N
         "--env",
         "IPYTHONDIR=/tmp/ipython",
     ]
+    flags += ["--log-uri", f"file:///tmp/{id}.out"]
     flags += ["--mount", f"type=bind,src={packages},dst={packages},options=rbind:ro"]
     client = BlockingKernelClient(connection_file=connection)
     client.load_connection_file()
     try:
         with own.running("python3", "-c", script, id=id, flags=flags):
-            eventually(lambda: any(place.glob("socket-*")), seconds=60)
+            eventually(lambda: any(place.glob("socket-*")), seconds=30)
             for path in place.glob("socket-*"):
                 path.chmod(0o777)
             client.start_channels()
@@ -163,3 +164,6 @@ def test_cells_of_a_notebook_run_by_wake_on_use(ctr: Ctr, agent: NodeAgent) -> N
                 eventually(lambda: state_of(id) == "running")
     finally:
         client.stop_channels()
+        log = Path(f"/tmp/{id}.out")
+        print(log.read_text()[-3000:] if log.exists() else "")
+        log.unlink(missing_ok=True)
