@@ -134,6 +134,9 @@ def test_cells_of_a_notebook_run_by_wake_on_use(ctr: Ctr, agent: NodeAgent) -> N
     ]
     flags += ["--log-uri", f"file:///tmp/{id}.out"]
     flags += ["--mount", f"type=bind,src={packages},dst={packages},options=rbind:ro"]
+    # What the image has not of the libraries that the packages need, of the same Debian.
+    flags += ["--mount", "type=bind,src=/usr/lib,dst=/opt/lib,options=rbind:ro"]
+    flags += ["--env", "LD_LIBRARY_PATH=/opt/lib/x86_64-linux-gnu"]
     client = BlockingKernelClient(connection_file=connection)
     client.load_connection_file()
     try:
