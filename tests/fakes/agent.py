@@ -18,7 +18,10 @@ END_SECONDS = 5.0
 
 
 class FakeAgent(
-    agent_pb2_grpc.InventoryServicer, agent_pb2_grpc.OperationsServicer, agent_pb2_grpc.CheckpointsServicer
+    agent_pb2_grpc.InventoryServicer,
+    agent_pb2_grpc.OperationsServicer,
+    agent_pb2_grpc.CheckpointsServicer,
+    agent_pb2_grpc.SeatsServicer,
 ):
     """Serves on `socket`. Every request is in `requests`; operations and their states are the test's."""
 
@@ -27,6 +30,8 @@ class FakeAgent(
         self.requests: list[Any] = []
         self.containers: list[wire.Container] = []
         self.images: list[wire.Image] = []
+        self.seats: list[wire.Seat] = []
+        self.turns: list[wire.Turn] = []
         self.operations: dict[str, list[wire.Operation]] = {}  # the states that are still to come, by id
         self.node = wire.Node(name="node-1")
         self.changes: list[wire.Change] = []
@@ -59,6 +64,7 @@ class FakeAgent(
         agent_pb2_grpc.add_InventoryServicer_to_server(self, server)
         agent_pb2_grpc.add_OperationsServicer_to_server(self, server)
         agent_pb2_grpc.add_CheckpointsServicer_to_server(self, server)
+        agent_pb2_grpc.add_SeatsServicer_to_server(self, server)
         return server
 
     def stop(self) -> None:
@@ -176,6 +182,22 @@ class FakeAgent(
             words = f"no container has the id or the name {request.name!r}"
             self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="ContainerNotFound", message=words))
         return found[0]
+
+    def ListSeats(self, request: Any, context: Any) -> wire.ListSeatsResponse:  # noqa: N802
+        self._answer(request, context)
+        return wire.ListSeatsResponse(seats=[one for one in self.seats if request.all or one.container])
+
+    def GetSeat(self, request: Any, context: Any) -> wire.Seat:  # noqa: N802
+        self._answer(request, context)
+        found = [one for one in self.seats if request.name in (one.name, one.container, one.container_title)]
+        if not found:
+            error = wire.Error(type="Missing", message=f"container {request.name} has no seat")
+            self._fail(context, grpc.StatusCode.NOT_FOUND, error)
+        return found[0]
+
+    def GetSchedule(self, request: Any, context: Any) -> wire.Schedule:  # noqa: N802
+        self._answer(request, context)
+        return wire.Schedule(turns=self.turns)
 
     def Watch(self, request: Any, context: Any) -> Iterator[wire.Change]:  # noqa: N802
         self._answer(request, context)

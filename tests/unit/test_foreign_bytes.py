@@ -79,6 +79,7 @@ READS: Final = {
     "kybernate/agent/events/store.py": OWN,
     "kybernate/agent/inventory/notices.py": "an event of containerd's, as large as gRPC allows; DecodeError is caught",
     "kybernate/agent/operations/store.py": OWN,
+    "kybernate/agent/parts/seats.py": "an event of containerd's, as large as gRPC allows; DecodeError is caught",
     "kybernate/client/errors.py": "metadata of 8 KiB at most; DecodeError is caught",
     "kybernate/client/queries.py": "an answer of the agent's, as large as the channel lets it be",
     "kybernate/export/archives.py": "headers are bounded as they are read",

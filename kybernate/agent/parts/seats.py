@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.message import DecodeError
@@ -71,9 +72,11 @@ class Seats(Part):
         owner = self._agent.rooms.owner
         if self._configuration is not None and self._configuration.profiles:
             owner.grant, owner.seated = self._grant, self._is_seated
-            await asyncio.to_thread(show_policy, self._configuration.waits_without_agent)
+            waits = self._configuration.waits_without_agent
         else:
-            await asyncio.to_thread(show_policy, False)
+            waits = False
+        shown = self._agent.settings().socket.with_name(SEATS_WAIT.name)  # next to the socket that shims ask
+        await asyncio.to_thread(show_policy, shown, waits)
 
     def work(self) -> Iterable[Work]:
         if self._configuration is not None and self._configuration.profiles:
@@ -277,13 +280,13 @@ def _container(agent: Agent, key: Key) -> wire.Container | None:
     return found
 
 
-def show_policy(waits: bool) -> None:
+def show_policy(file: Path, waits: bool) -> None:
     """Show shims what the start of a container with a seat does while no agent answers. Blocks."""
     if waits:
-        SEATS_WAIT.parent.mkdir(mode=0o700, exist_ok=True)
-        SEATS_WAIT.touch(mode=0o600)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
     else:
-        SEATS_WAIT.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
 
 def gpus_of(info: CudaInfo) -> NodeGpus:
