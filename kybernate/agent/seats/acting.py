@@ -37,8 +37,8 @@ class Outcome:
 class Acting:
     """Begins operations, and waits for their ends."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, requester: str = REQUESTER) -> None:
+        self._engine, self._requester = engine, requester
 
     async def wake(self, seat: str, key: Key) -> Outcome:
         """Bring a container's VRAM back."""
@@ -74,7 +74,7 @@ class Acting:
     async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS) -> Outcome:
         try:
             begun = await self._engine.submit(
-                Submission(verb, requester=REQUESTER, seconds=seconds, labels={SEAT: seat})
+                Submission(verb, requester=self._requester, seconds=seconds, labels={SEAT: seat} if seat else {})
             )
             return _outcome(await self._last(begun.id))
         except Failure as error:
