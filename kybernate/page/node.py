@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -101,27 +101,8 @@ def changes_of(change: wire.Change) -> tuple[view.Change, ...]:
 
 
 def _object(change: wire.Change) -> view.Object | None:
-    match change.WhichOneof("object"):
-        case "container":
-            return _container(change.container)
-        case "gpu":
-            gpu = change.gpu
-            shares = tuple(view.Share(f"{one.namespace}/{one.container}", one.bytes) for one in gpu.shares)
-            return view.Gpu(gpu.uuid, gpu.index, gpu.model, gpu.total_bytes, gpu.used_bytes, shares)
-        case "operation":
-            return _operation(change.operation)
-        case "image":
-            return _image(change.image)
-        case "tier":
-            tier = change.tier
-            return view.Tier(tier.name, tier.path, tier.capacity_bytes, tier.used_bytes, tier.free_bytes, tier.images)
-        case "event":
-            event = change.event
-            return view.Event(
-                event.id, _seconds(event, "time"), event.type, event.level, event.message, event.container
-            )
-        case _:
-            return None
+    kind = change.WhichOneof("object")
+    return SHOWN[kind](getattr(change, kind)) if kind in SHOWN else None  # an agent of a later release has more
 
 
 def _container(one: wire.Container) -> view.Container | None:
@@ -185,6 +166,57 @@ def _image(one: wire.Image) -> view.Image:
     )
 
 
+def _gpu(one: wire.Gpu) -> view.Gpu:
+    shares = tuple(view.Share(f"{share.namespace}/{share.container}", share.bytes) for share in one.shares)
+    return view.Gpu(one.uuid, one.index, one.model, one.total_bytes, one.used_bytes, shares)
+
+
+def _seat(one: Any) -> view.Seat:
+    """Return a seat of the agent's arbiter, whose message agents without one do not have."""
+    return view.Seat(
+        key=one.name,
+        profile=one.profile,
+        group=one.group,
+        gpus=tuple(one.gpus),
+        status=one.status,
+        since=_seconds(one, "since"),
+        container=f"{one.namespace}/{one.container}" if one.container else "",
+        title=one.container_title,
+        priority=one.priority,
+        need=one.need_bytes,
+        held=one.held_bytes,
+        busy=one.busy,
+        waits=tuple(request.cause for request in one.requests),
+        reason=one.reason,
+        before=tuple(one.before),
+        turn_at=_seconds(one, "turn_at"),
+        failures=one.failures,
+        retry_at=_seconds(one, "retry_at"),
+        error=one.error,
+        stands_by_for=one.stands_by_for,
+    )
+
+
+def _tier(one: wire.Tier) -> view.Tier:
+    return view.Tier(one.name, one.path, one.capacity_bytes, one.used_bytes, one.free_bytes, one.images)
+
+
+def _event(one: wire.Event) -> view.Event:
+    return view.Event(one.id, _seconds(one, "time"), one.type, one.level, one.message, one.container)
+
+
 def _seconds(message: Message, field: str) -> float:
     time: Timestamp = getattr(message, field)
     return time.seconds + time.nanos / 1e9
+
+
+# By the name of the object in a Change.
+SHOWN: Final[Mapping[str, Callable[[Any], view.Object | None]]] = {
+    "container": _container,
+    "event": _event,
+    "gpu": _gpu,
+    "image": _image,
+    "operation": _operation,
+    "seat": _seat,
+    "tier": _tier,
+}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from kybernate.client import AgentUnreachable
 from kybernate.messages import agent_pb2 as wire
 from kybernate.page import view
-from kybernate.page.node import NodeSource
+from kybernate.page.node import SHOWN, NodeSource, changes_of
 from kybernate.page.source import LogAbsent
 from tests.fakes.agent import FakeAgent
 from tests.unit.client.conftest import fake as fake  # the fixture
@@ -62,3 +64,25 @@ def test_log_is_read_by_the_agent(agent: FakeAgent) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
     (first, _) = (one for one in agent.requests if isinstance(one, wire.ReadLogRequest))
     assert (first.name, first.namespace, first.follow) == ("c1", "k8s.io", True)
+
+
+def test_seat_is_shown_with_its_container_and_what_it_waits_for() -> None:
+    since, unknown = Timestamp(seconds=9), Timestamp()
+    seat = SimpleNamespace(
+        name="g00-s2", profile="large", group="g00", gpus=[0, 1], status="suspended", since=since, namespace="k8s.io",
+        container="c1", container_title="default/web/app", priority=-1, need_bytes=5, held_bytes=0, busy=False,
+        requests=[SimpleNamespace(cause="use")], reason="g00-s1 is busy", before=["g00-s1"], turn_at=unknown,
+        failures=0, retry_at=unknown, error="", stands_by_for="",
+    )  # fmt: skip
+    assert SHOWN["seat"](seat) == view.Seat(
+        "g00-s2", "large", "g00", (0, 1), "suspended", 9.0, "k8s.io/c1", "default/web/app", -1, need=5, waits=("use",),
+        reason="g00-s1 is busy", before=("g00-s1",),
+    )  # fmt: skip
+
+
+def test_every_kind_of_the_agent_is_shown() -> None:
+    kinds = {field.name for field in wire.Change.DESCRIPTOR.oneofs_by_name["object"].fields}
+    assert kinds <= SHOWN.keys()
+    for kind in kinds:
+        assert SHOWN[kind](getattr(wire.Change(), kind)) is not None
+    assert changes_of(wire.Change()) == ()
