@@ -41,15 +41,17 @@ LISTEN = 18080
 FIRST_PORT = 18000
 QUESTIONS = 4
 ANSWER_SECONDS = 120.0
-LOAD_SECONDS = 300.0
+LOAD_SECONDS = 200.0
 BACK_SECONDS = 300.0
 CRI = """
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "localhost:5000/pause:latest"
 enable_cdi = true
+restrict_oom_score_adj = true  # root cannot lower it there
 cdi_spec_dirs = ["{root}/cdi"]
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = "overlayfs"
+default_runtime_name = "kybernate"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kybernate]
 runtime_type = "io.containerd.kybernate.v1"
 pod_annotations = ["kybernate.io/*"]
@@ -144,6 +146,8 @@ def main(argv: Sequence[str]) -> int:
     """Return 0 when no request has failed and all models came back."""
     arguments = _arguments(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    for before in arguments.out.glob("*.log"):
+        before.unlink()
     names = [f"model-{number}" for number in range(arguments.models)]
     if arguments.way == "stop-start":
         with tuned(arguments) as environment:
@@ -335,9 +339,10 @@ def prepared(root: Path, names: list[str], arguments: argparse.Namespace) -> Pla
     describe_gpus(root, arguments)
     for name in ("checkpoints", "agent"):
         (root / name).mkdir(exist_ok=True)
-    arena = f'[gpu]\narena = "{arguments.arena}GiB"\narena_containers = "all"\n' if arguments.way == "kybernate" else ""
+    arena = f'arena = "{arguments.arena}GiB"\narena_containers = "all"\n' if arguments.way == "kybernate" else ""
     machine.configure(
-        f'checkpoint_root = "{root}/checkpoints"\nlog_file = "{arguments.out.absolute()}/shim.log"\n{arena}'
+        f'checkpoint_root = "{root}/checkpoints"\nlog_file = "{arguments.out.absolute()}/shim.log"\n'
+        f"[gpu]\nvisible_devices_env = {str(bool(arguments.pretended)).lower()}\n{arena}"
     )
     if arguments.way == "kybernate" and not arguments.pretended:
         touch_what_is_there(arguments.arena * GIB)
@@ -374,7 +379,7 @@ def prepared(root: Path, names: list[str], arguments: argparse.Namespace) -> Pla
 def describe_gpus(root: Path, arguments: argparse.Namespace) -> None:
     """Write a CDI specification of the first GPU: its device nodes, for programs that see the machine's own driver."""
     nodes = [] if arguments.pretended else [f"/dev/{name}" for name in ("nvidia0", "nvidiactl", "nvidia-uvm")]
-    edits: dict[str, object] = {"env": ["KYBERNATE_GPU=0"], "deviceNodes": [{"path": path} for path in nodes]}
+    edits: dict[str, object] = {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "deviceNodes": [{"path": path} for path in nodes]}
     if not nodes:
         del edits["deviceNodes"]
     (root / "cdi").mkdir(exist_ok=True)
