@@ -33,6 +33,9 @@ def main() -> None:
     """Pack; with --programs, in the lab, only what is there."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--python", default="3.12", help="version on the machine (3.12)")
+    parser.add_argument(
+        "--extras", type=lambda text: text.split(","), default=[], help="of pyproject.toml, such as a,b"
+    )
     parser.add_argument("--into", type=Path, default=KIT, help="inside build/ (build/gpu-kit)")
     parser.add_argument("--programs", choices=PROGRAMS, metavar="LANE", help="only write the programs of this root")
     arguments = parser.parse_args()
@@ -46,8 +49,9 @@ def main() -> None:
     for lane in PROGRAMS:
         pack = ["python3", "-m", "tests.gpu.kit", "--programs", lane, "--into", inside]
         check([CHECKOUT / "tests/lab/run", lane, "--", *pack])
-    needs = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
-    wheels.download(needs, arguments.python, kit / "wheels")
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = [need for name in arguments.extras for need in project["optional-dependencies"][name]]
+    wheels.download([*project["dependencies"], *extras], arguments.python, kit / "wheels")
     size = sum(path.stat().st_size for path in kit.rglob("*"))
     print(f"{kit}: {size / 1e6:.0f} MB")
 

@@ -33,12 +33,12 @@ DRIVER = Path("/usr/local/nvidia")
 CONFIG = """version = 2
 root = "{root}/var"
 state = "{root}/run"
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
-[grpc]
+{disabled}[grpc]
 address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
 path = "{root}/opt"
 """
+WITHOUT_CRI = 'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
 
 
 class NotStarted(Exception):
@@ -55,28 +55,34 @@ class Machine:
     runtime: str = "runc"
 
     @classmethod
-    def start(cls, root: Path, kit: Path, runtime: str = "runc") -> Machine:
+    def start(cls, root: Path, kit: Path, runtime: str = "runc", cri: str = "") -> Machine:
         """Unpack the kit, start containerd and import the image. Raises NotStarted.
 
-        With the `runtime` "nvidia", the shim chooses NVIDIA's for containers that ask for GPUs.
+        With the `runtime` "nvidia", the shim chooses NVIDIA's for containers that ask for GPUs. `cri` is the
+        configuration of containerd's CRI; without one it is off.
         """
         root.mkdir(parents=True, exist_ok=True)
         environment = _unpack(root, kit)
-        (root / "config.toml").write_text(CONFIG.format(root=root))
+        (root / "config.toml").write_text(CONFIG.format(root=root, disabled="" if cri else WITHOUT_CRI) + cri)
         Path("/etc/criu").mkdir(exist_ok=True)
         # Connections stay inside a container, whose processes are all frozen: no process can write to them meanwhile.
         Path("/etc/criu/runc.conf").write_text("network-lock skip\n")
-        with (root / "containerd.log").open("wb") as log:
-            containerd = subprocess.Popen(
-                ["containerd", "--config", root / "config.toml"], env=environment, stdout=log, stderr=log
-            )
-        machine = cls(root, environment, containerd, runtime)
+        machine = cls(root, environment, _containerd(root, environment), runtime)
         machine.configure()
-        machine._await()
-        archive = root / "image.tar"
-        oci.write_archive(oci.image("machine", _layer(), Env=["PATH=/usr/bin:/bin"], Cmd=["sh"]), archive)
-        machine("ctr", "images", "import", str(archive))
+        machine.await_containerd()
+        machine.import_image("machine", _layer(), Env=["PATH=/usr/bin:/bin"], Cmd=["sh"])
         return machine
+
+    def import_image(self, name: str, layer: bytes, namespace: str = "default", **settings: list[str]) -> None:
+        """Give containerd an image of one layer, as localhost:5000/NAME:latest."""
+        archive = self.root / f"{name}.tar"
+        oci.write_archive(oci.image(name, layer, **settings), archive)
+        self("ctr", "--namespace", namespace, "images", "import", str(archive))
+
+    def start_containerd(self) -> None:
+        """Start it again, after it has ended. Raises NotStarted."""
+        self.containerd = _containerd(self.root, self.environment)
+        self.await_containerd()
 
     def __call__(self, *argv: str, status: int | None = 0, seconds: float = 300) -> str:
         """Run a program of the node and return its stdout; AssertionError with both outputs for another status."""
@@ -108,12 +114,20 @@ class Machine:
     def log(self) -> str:
         return "\n".join((self.root / "containerd.log").read_text(errors="replace").splitlines()[-40:])
 
-    def _await(self) -> None:
+    def await_containerd(self) -> None:
+        """Return when it answers. Raises NotStarted."""
         until = time.monotonic() + START_SECONDS
         while subprocess.run(["ctr", "version"], env=self.environment, capture_output=True, check=False).returncode:
             if self.containerd.poll() is not None or time.monotonic() > until:
                 raise NotStarted(self.log())
             time.sleep(0.1)
+
+
+def _containerd(root: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    with (root / "containerd.log").open("ab") as log:
+        return subprocess.Popen(
+            ["containerd", "--config", root / "config.toml"], env=environment, stdout=log, stderr=log
+        )
 
 
 def end_helper() -> None:

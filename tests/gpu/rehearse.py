@@ -1,6 +1,7 @@
 """Rehearses `tests/gpu/run` in the lab, on the pretended driver: `python -m tests.gpu.rehearse [its options]`.
 
-With `against` first, it rehearses `tests/gpu/arena_bench --against DIRECTORY`, with `bench` first `tests/gpu/bench`.
+With `against` first, it rehearses `tests/gpu/arena_bench --against DIRECTORY`, with `bench` first `tests/gpu/bench`,
+with `serve` first `tests/gpu/serve`.
 Run by tests/lab/run LANE -- /opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python
 (python -m tests.gpu.kit --python 3.13), of which it uses the wheels. What runs there also proves the code of this
 folder; seconds and bytes mean nothing.
@@ -16,7 +17,7 @@ import psutil
 
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.cuda_worker.kernel import machine_code
-from tests.gpu import arena_bench, bench, report
+from tests.gpu import arena_bench, bench, models, report
 from tests.system.gpu import CAPABILITY, PROGRAMS, install_driver, toolkit
 
 ARENA_GIB = 1
@@ -46,6 +47,8 @@ def rehearse(argv: list[str]) -> int:
     where = ["--root", str(ROOT / "node"), "--pretended", str(PROGRAMS)]
     if argv[:1] == ["bench"]:
         return bench.main([*where, *argv[1:]])
+    if argv[:1] == ["serve"]:
+        return models.main([*where, "--arena", str(ARENA_GIB), *argv[1:]])
     if argv[:1] == ["against"]:
         return arena_bench.main([*where, *TINY, "--against", *argv[1:]])
     return report.main([*where, "--arena", str(ARENA_GIB), "--mib", "16", *argv])
