@@ -15,10 +15,10 @@ from kybernate.cli.privileges import documented, fields, mount_rows, show_proces
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.told import tell_agent
-from kybernate.node.failure import Failure, Refused
-from kybernate.node.importing import IMAGE_NOT_WHOLE_ADVICE, Examined, Imported, NotImported, admit, examine, target_of
+from kybernate.node.failure import Failure, Invalid, Refused
+from kybernate.node.importing import IMAGE_NOT_WHOLE_ADVICE, Examined, Imported, admit, examine, target_of
 from kybernate.node.places import locate
-from kybernate.node.privileges import SpecOdd, SpecPrivileges, privileges_of
+from kybernate.node.privileges import SpecPrivileges, privileges_of
 from kybernate.node.trusted import Signed, known_keys, ring_of, signature_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import Image
@@ -135,7 +135,7 @@ def _examined(source: Path, origin: str) -> Examined:
 def _asks(examined: Examined) -> SpecPrivileges:
     try:
         return privileges_of(examined.spec, examined.manifest)
-    except SpecOdd as error:
+    except Invalid as error:
         raise Failure(f"{examined.directory}: {error}", state=NOTHING, advice=IMAGE_NOT_WHOLE_ADVICE) from error
 
 
@@ -155,7 +155,7 @@ def _namespace(examined: Examined, wanted: Wanted, config: Config) -> str:
     claimed = examined.manifest.source.namespace or requester_of(Spec(examined.spec)).namespace
     known = wanted.known or _signed(examined, config).key is not None
     if claimed and wanted.yes and not known:
-        raise NotImported(
+        raise Failure(
             f"{wanted.origin} is an image of namespace {claimed} by its manifest, which no key that is valid here"
             " has signed",
             state=NOTHING,

@@ -18,10 +18,9 @@ from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.told import tell_agent
-from kybernate.export.errors import NotPulled
 from kybernate.export.layers import Compression
 from kybernate.export.reference import parsed
-from kybernate.node.failure import Refused
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.importing import target_of
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
@@ -111,7 +110,7 @@ def _exported(path: Path) -> Iterator[Source]:
         with exported(path) as source:
             yield source
     except OSError as error:
-        raise NotPulled(f"{path} cannot be read: {error.strerror}", state="nothing was kept") from error
+        raise Failure(f"{path} cannot be read: {error.strerror}", state="nothing was kept") from error
 
 
 def import_archive(path: Path, wanted: Wanted, config: Config, output: Format) -> None:
@@ -150,7 +149,7 @@ def _keep(found: Fetched, wanted: Wanted, config: Config, output: Format) -> Non
     if key is not None and wanted.namespace in ("", found.image.manifest.source.namespace):
         _admit(found, wanted, key, config, output)
     elif found.image.manifest.encryption is not None:
-        raise NotPulled(
+        raise Failure(
             f"{wanted.origin} is encrypted, and no key that is valid here has signed it",
             state="nothing was kept",
             advice="nodes that exchange encrypted images need the same `shared_key` and `encryption_key`",

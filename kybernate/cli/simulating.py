@@ -18,7 +18,7 @@ from kybernate.node.failure import Failure
 from kybernate.store.policy.model import TierState
 from kybernate.store.policy.simulate import REPLACEMENTS, Outcome, Setup, replay
 from kybernate.store.policy.synthetic import MAKERS, synthetic
-from kybernate.store.policy.traces import Access, TraceInvalid, read_traces
+from kybernate.store.policy.traces import Access, read_traces
 from kybernate_shim.config.forms import BYTES
 
 SYNTHETIC = "synthetic:"
@@ -86,7 +86,7 @@ def _read(traces: list[str], setup: Setup, image_size: int, idle: float) -> list
             raise Failure(f"there is no trace {first}", advice=f"there are {', '.join(MAKERS)}") from None
     try:
         found = read_traces(map(_lines, traces), size=image_size, idle=idle)
-    except (OSError, UnicodeDecodeError, TraceInvalid) as error:
+    except (OSError, ValueError) as error:
         raise Failure(f"the trace cannot be read: {error}", advice=TRACE_UNREADABLE_ADVICE) from error
     if not found:
         raise Failure("the trace has no uses", advice=TRACE_UNREADABLE_ADVICE)

@@ -21,7 +21,7 @@ PIECE = 1 << 20
 
 
 def blob(client: RegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
-    """Yield a blob's bytes, uncompared. Raises ImageRegistryUnreachable and ImageRegistryRefused."""
+    """Yield a blob's bytes, uncompared. Raises ImageRegistryUnreachable and Failure."""
     starts = range(0, descriptor.size, PART)
     if len(starts) < 2:
         yield from _whole(client, descriptor)

@@ -46,7 +46,7 @@ class Source(Protocol):
     """Gives the layers of one image."""
 
     def fill(self, unpacking: Unpacking) -> Origin:
-        """Unpack the image. Raises ArtefactOdd, TierFull, OSError, and what an image registry raises."""
+        """Unpack the image. Raises ArtefactOdd, NoRoom, OSError, and what an image registry raises."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Sent(StrEnum):
 def upload(client: RegistryClient, descriptor: Descriptor, pieces: Pieces) -> Sent:
     """Bring a blob into the repository; `pieces` gives its bytes, again at each call.
 
-    Raises ImageRegistryRefused and ImageRegistryUnreachable; the upload is given up then, and its blob is not there.
+    Raises Failure and ImageRegistryUnreachable; the upload is given up then, and its blob is not there.
     """
     if client.has_blob(descriptor):
         return Sent.KNOWN

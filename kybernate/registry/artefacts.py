@@ -69,7 +69,7 @@ class Artefacts:
     def scan(self, progress: Progress = lambda done, total: None, *, threads: int = THREADS) -> Scan:
         """Look at all images; `progress` is called with the number of images, from this thread.
 
-        Raises Refused, KeysUnreadable, and Failure for more directories than are looked at.
+        Raises Refused and Failure for more directories than are looked at.
         """
         places = self._places()
         ring = self._ring
@@ -86,7 +86,7 @@ class Artefacts:
         return Scan(tuple(found), places.unreadable)
 
     def look(self, directory: Path) -> Found | None:
-        """Return the image in a directory as it is now, None where there is none. Raises KeysUnreadable."""
+        """Return the image in a directory as it is now, None where there is none. Raises Refused."""
         return self._look(self._place_of(directory), self._ring)
 
     def _places(self) -> FoundPlaces:

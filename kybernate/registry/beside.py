@@ -19,7 +19,7 @@ from kybernate.node.failure import Invalid
 from kybernate.registry.failures import NotKeptBeside
 from kybernate.registry.model import LARGEST, Annotations, require_labels
 from kybernate_shim import bounded_json
-from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse
+from kybernate_shim.checkpoint.image.codec import field_invalid, from_json, parse
 from kybernate_shim.checkpoint.image.manifest import REGISTRY, REGISTRY_STAGING
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.plain_files import open_plain
@@ -106,7 +106,7 @@ def decode(content: bytes) -> Beside:
             raise BesideInvalid(f"format {format} is not understood, only {FORMAT} is")
         document = from_json(_Document, value)
         return Beside(document.image, _annotations(document), _time(document.verified), document.damage)
-    except (ValueError, FieldInvalid, Invalid, OverflowError, RecursionError) as error:
+    except (ValueError, Invalid, OverflowError, RecursionError) as error:
         raise BesideInvalid(str(error)) from error
 
 
@@ -132,7 +132,7 @@ def _annotations(document: _Document) -> Annotations:
     labels = {label.name: label.value for label in document.labels}
     require_labels(labels)
     if max(document.revision, document.generation or 0) > LARGEST:
-        raise FieldInvalid("revision", f"more than {LARGEST}")
+        raise field_invalid("revision", f"more than {LARGEST}")
     return Annotations(
         document.revision,
         labels,

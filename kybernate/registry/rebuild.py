@@ -94,7 +94,7 @@ class _Plan:
 
 
 def rebuild(database: Database, artefacts: Artefacts, progress: Progress = lambda done, total: None) -> Outcome:
-    """Make the node's rows again. Raises Refused, KeysUnreadable, Failure; nothing is changed then."""
+    """Make the node's rows again. Raises Refused, Failure; nothing is changed then."""
     scan = artefacts.scan(progress)
 
     def work(connection: Connection) -> Outcome:

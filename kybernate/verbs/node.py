@@ -122,13 +122,14 @@ class Node:
 
 
 def running(node: Node, name: str, namespace: str) -> KnownContainer:
-    """Return the container that a name means. Raises NoTask, ContainerNotFound and Ambiguous."""
+    """Return the container that a name means. Raises Missing and Ambiguous."""
     with Containerd(node.address) as containerd:
         found = containerd.find(name, namespace)
     if not found.live:
-        from kybernate.node.shim import NoTask, life_of  # it loads the protocol of shims: see of_shims.py
+        from kybernate.node.failure import Missing
+        from kybernate.node.shim import life_of
 
-        raise NoTask(f"container {found.title} has no processes: {life_of(found)}")
+        raise Missing(f"container {found.title} has no processes: {life_of(found)}")
     return found
 
 

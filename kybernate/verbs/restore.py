@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node import rootfs
 from kybernate.node.containerd import Containerd, ContainerdUnreachable
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, NoImage, Refused
 from kybernate.node.lookup import ID_LENGTH, KnownContainer
 from kybernate.node.places import open_image
 from kybernate.node.restore import NotRestored, prepared, remove
@@ -31,7 +31,7 @@ from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
 from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target
 from kybernate.verbs.node import Elsewhere, Node
 from kybernate.verbs.of_shims import steps_of
-from kybernate.verbs.places import ImageNotFound, absolute, disk_of, held, image_here
+from kybernate.verbs.places import absolute, disk_of, held, image_here
 from kybernate.verbs.room import Taker
 from kybernate.verbs.verb import Verb
 from kybernate_shim.checkpoint.image.manifest import Source
@@ -102,7 +102,7 @@ class Restore(Verb):
             absolute(self.log_path)
         try:
             path = self._image_here(node)
-        except ImageNotFound:
+        except NoImage:
             if (found := self._elsewhere(node)) is None:
                 raise
             return self._from_elsewhere(node, id, found)
@@ -185,9 +185,9 @@ class Restore(Verb):
         )
 
     def _image_here(self, node: Node) -> Path:
-        """Return the directory of the image on this node, where that is wanted. Raises ImageNotFound."""
+        """Return the directory of the image on this node, where that is wanted. Raises NoImage."""
         if self.from_store:
-            raise ImageNotFound(
+            raise NoImage(
                 f"the object store has no image {self.image}",
                 state="no operation was begun",
                 advice="`kybernate store ls` lists what it has; `store.url` in agent.toml names the store",

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.lookup import ContainerNotFound, KnownContainer
-from kybernate.node.shim import NoTask, Shim
+from kybernate.node.failure import Missing
+from kybernate.node.lookup import KnownContainer
+from kybernate.node.shim import Shim
 from kybernate.verbs.model import Result, Target
 from kybernate.verbs.node import Node
 from kybernate.verbs.of_shims import OfShim
@@ -60,7 +61,7 @@ class Sleep(OfShim):
     def resolve(self, node: Node, id: str) -> Target:
         try:
             return super().resolve(node, id)
-        except (NoTask, ContainerNotFound):
+        except Missing:
             parked = node.parked(self.name)
             if parked is None:
                 raise

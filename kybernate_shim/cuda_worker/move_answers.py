@@ -7,10 +7,11 @@ import traceback
 from collections.abc import Callable
 
 from kybernate_shim.arena.control import ControlFailed, ControlInvalid, ControlSilent
-from kybernate_shim.arena.errors import ArenaFull, ArenaInUse, ArenaUnavailable
+from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.deadline import JobOverdue
+from kybernate_shim.errors import Busy, NoRoom
 from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
 from kybernate_shim.worker_protocol.messages import changed
@@ -18,7 +19,7 @@ from kybernate_shim.worker_protocol.messages import changed
 OUT_OF_MEMORY = 2  # the driver's
 FAILURES = (
     *(ControlFailed, ControlInvalid, ControlSilent, DriverRefused, JobOverdue),
-    *(ArenaFull, ArenaInUse, ArenaUnavailable, OSError),
+    *(NoRoom, Busy, ArenaUnavailable, OSError),
 )
 
 
@@ -36,7 +37,7 @@ def answered(work: Callable[[], MoveAnswer]) -> MoveAnswer:
 
 
 def _refusal_of(error: Exception) -> ArenaRefusal:
-    if isinstance(error, ArenaFull):
+    if isinstance(error, NoRoom):
         return ArenaRefusal.FULL
     if isinstance(error, ControlFailed) and error.busy:
         return ArenaRefusal.BUSY

@@ -14,7 +14,7 @@ from kybernate_shim import bootstrap
 from kybernate_shim.actions import explained, required, run
 from kybernate_shim.bootstrap import protocol_of
 from kybernate_shim.fork_server.place import PROGRAM
-from kybernate_shim.fork_server.process_context import ContextMismatch, ProcessContext, adopt_context
+from kybernate_shim.fork_server.process_context import ProcessContext, adopt_context
 from kybernate_shim.invocation import BadInvocation, Invocation
 from kybernate_shim.linux import sealed_program
 from kybernate_shim.linux.prctl import set_command_line
@@ -49,7 +49,7 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
     try:
         adopt_context(client, context)
         set_command_line([PROGRAM, *argv])  # distinguishes this process in `ps` from those for other containers
-    except (ContextMismatch, OSError, ValueError) as error:
+    except (ValueError, OSError) as error:
         _reply(connection, UNLIKE, str(error))
         return 1
     if argv[-1] == "start":

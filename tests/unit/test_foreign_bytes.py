@@ -27,7 +27,6 @@ from kybernate.export.errors import ArtefactOdd
 from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
 from kybernate.node.failure import Failure, Invalid
-from kybernate.node.reading import FileOdd
 from kybernate.node.specs import spec_of
 from kybernate.registry import beside, paging
 from kybernate.registry.beside import BesideInvalid
@@ -41,6 +40,7 @@ from kybernate.store.policy import traces
 from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.image import manifest
+from kybernate_shim.checkpoint.image.digests import FileUnreadable
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
 from tests.unit.store.stepped import SteppedObjects
 
@@ -177,7 +177,7 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
     "names": (in_file(names.FILE, names.read), CheckpointInvalid),
     "registry's file": (lambda content, directory: beside.decode(content), BesideInvalid),
     "row": (lambda content, directory: beside.decode_annotations(content.decode("latin-1")), BesideInvalid),
-    "spec": (lambda content, directory: importing._parsed(content), FileOdd),
+    "spec": (lambda content, directory: importing._parsed(content), FileUnreadable),
     "document of a registry": (lambda content, directory: documents.chosen(content), ArtefactOdd),
     "credentials": (
         in_file("config.json", lambda directory: credentials_for("h", directory / "config.json")),
@@ -186,7 +186,7 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
     "page": (page_of, Invalid),
     "trace": (
         lambda content, directory: list(traces._json_lines([content.decode("latin-1")], 1)),
-        traces.TraceInvalid,
+        ValueError,
     ),
 }
 

@@ -27,7 +27,7 @@ class Activity(ActivityServicer):
         return wire.ReportActivityResponse(containers=len(keys))
 
     def _keys(self, request: wire.ReportActivityRequest) -> list[Key]:
-        """Return the containers that a report is about. Raises ContainerNotFound, Ambiguous, Invalid."""
+        """Return the containers that a report is about. Raises Missing, Ambiguous, Invalid."""
         match request.WhichOneof("of"):
             case "container":
                 found = self._inventory.find(request.container, request.namespace)

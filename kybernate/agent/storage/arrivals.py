@@ -13,7 +13,7 @@ from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.named import to_bring
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
-from kybernate.node.failure import Ambiguous, Failure
+from kybernate.node.failure import Ambiguous, Failure, NoImage
 from kybernate.store.errors import StoreUnreachable
 from kybernate.store.in_thread import in_thread
 from kybernate.store.movement.turns import Turns
@@ -94,14 +94,11 @@ class Arrivals:
         """Return the image of the object store that a name means now, and register it; None without one."""
         if not self._settings().url:
             return None
-        from kybernate.store.named import NotInStore  # with libraries of the extra `store`
 
         tier = await self._tiers.object()
         try:
             source = await tier.open_named(name)
-        except NotInStore as error:
-            if error.several:
-                raise
+        except NoImage:
             return None
         manifest = decode(source.manifest)
         held = await tier.find(source.ref)

@@ -38,7 +38,7 @@ def encrypt_image(
 
     At any moment the manifest names one form of the image that is whole: files of the new form come first, those of the
     old one go last. What a run that was killed has left is removed by the next one. An image that was signed is signed
-    again. Raises CheckpointNotFound, CheckpointInvalid, ImageForeign, KeyUnusable, Refused, OSError and Stopped.
+    again. Raises CheckpointNotFound, CheckpointInvalid, Refused, OSError and Stopped.
     """
     key = encryption_keys.read_keys(encryption_key)[0]
     with _locked(directory):
@@ -87,7 +87,7 @@ def decrypt_image(
 def _signer(image: Image, config: Config) -> Key | None:
     """Return the key that signs the image in its new form; None for an image that is not signed.
 
-    Raises ImageForeign: who signs a manifest again vouches for it.
+    Raises Refused: who signs a manifest again vouches for it.
     """
     if not image.manifest.signature.key:
         return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kybernate_shim.checkpoint.image import manifest as manifests
-from kybernate_shim.checkpoint.image.digests import Digester, DigestUnknown, FileChanged, algorithm_of
+from kybernate_shim.checkpoint.image.digests import Digester, FileUnreadable, algorithm_of
 from kybernate_shim.checkpoint.image.manifest import File, Manifest, ManifestInvalid, is_flat
 from kybernate_shim.errors import Damaged, Missing, NoRoom
 from kybernate_shim.linux.atomic_write import replace_file, sync
@@ -34,10 +34,6 @@ class CheckpointNotFound(Missing):
 
 class CheckpointInvalid(Damaged):
     """The directory claims to be a checkpoint image, but cannot be restored. The message names what is wrong."""
-
-
-class TierFull(NoRoom):
-    """The filesystem has not enough room for the image."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +78,14 @@ class Problem:
 
 
 def require_space(directory: Path, needed: int, *, what: str = "checkpoint", reserve: int = 64 << 20) -> None:
-    """Raise TierFull unless the filesystem of `directory` has room for `needed` bytes and `reserve` in addition.
+    """Raise NoRoom unless the filesystem of `directory` has room for `needed` bytes and `reserve` in addition.
 
     `what` the bytes are is said in the message.
     """
     status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
     if free < needed + reserve:
-        raise TierFull(
+        raise NoRoom(
             f"{directory}: {mib(free)} free, the {what} needs about {mib(needed)} and {mib(reserve)} to spare: "
             "nothing was changed; make room or choose another directory"
         )
@@ -196,7 +192,7 @@ def verify(
 
     Without `vram`, files of VRAM bytes are not read: the restore compares them as it reads them.
     `progress` is called with the bytes done and the bytes in all, from several threads. An encrypted image is
-    decrypted with a key of the file `encryption_key`, block by block. Raises CheckpointNotFound, KeyUnusable, and
+    decrypted with a key of the file `encryption_key`, block by block. Raises CheckpointNotFound, Refused, and
     CheckpointInvalid where the manifest itself cannot be read.
     """
     manifest, _ = read_manifest(directory)
@@ -260,7 +256,7 @@ def _digest_problems(directory: Path, files: Iterable[File], progress: Callable[
         try:
             algorithm = vram_digest.KIND if vram_digest.is_of_tree(file.digest) else algorithm_of(file.digest)
             groups.setdefault(algorithm, []).append(file)
-        except DigestUnknown as error:
+        except FileUnreadable as error:
             problems.append(Problem(file.name, "unreadable", str(error)))
     total = sum(file.size for group in groups.values() for file in group)
     count = Counter(lambda done: progress(done, total))
@@ -269,7 +265,7 @@ def _digest_problems(directory: Path, files: Iterable[File], progress: Callable[
     for algorithm, group in groups.items():
         with Digester(algorithm, count) as digester:
             for file in sorted(group, key=lambda file: -file.size):  # small files in parallel with large ones
-                with suppress(OSError, FileChanged):  # which `_compare` finds as well
+                with suppress(OSError, FileUnreadable):  # which `_compare` finds as well
                     digester.begin(directory / file.name)
             problems += [problem for file in group if (problem := _compare(digester, directory, file))]
     return problems
@@ -278,7 +274,7 @@ def _digest_problems(directory: Path, files: Iterable[File], progress: Callable[
 def _compare(digester: Digester, directory: Path, file: File) -> Problem | None:
     try:
         digest = digester.digest(directory / file.name)
-    except (OSError, FileChanged) as error:
+    except (OSError, FileUnreadable) as error:
         return Problem(file.name, "unreadable", str(error))
     if digest != file.digest:
         return Problem(file.name, "changed", f"digest {digest} found, {file.digest} expected")

@@ -10,7 +10,7 @@ import pytest
 
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import NothingToCancel, Shim, ShimCancelled, ShimTooOld, ShimTooSlow, shim_of
+from kybernate.node.shim import NothingToCancel, Shim, ShimRefused, ShimTooOld, ShimTooSlow, shim_of
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.ttrpc import Code, RpcError
 from tests.unit.cli.conftest import Node
@@ -81,7 +81,7 @@ def test_cancelled_operation_is_an_error_of_its_own(
     message = "suspend of container trainer was cancelled by uid 0 (pid 7); its processes keep running"
     for method in ("Checkpoint", "Suspend", "Resume"):
         fake.answers[method] = RpcError(Code.CANCELED, message)
-    with pytest.raises(ShimCancelled, match="its processes keep running") as failed:
+    with pytest.raises(ShimRefused, match="its processes keep running") as failed:
         talk(node, call)
     assert isinstance(failed.value, Failure)
     assert fake.requests[0].operation == "op-1"

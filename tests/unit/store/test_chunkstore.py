@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kybernate.node.failure import NoImage
 from kybernate.store import writer
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ChunkDamaged, ImageNotStored, StoreInvalid, StoreUnreachable
+from kybernate.store.errors import ChunkDamaged, StoreInvalid, StoreUnreachable
 from kybernate.store.format import index as indexes
 from kybernate.store.format import pack as packs
 from kybernate.store.format.pack import object_name
@@ -185,7 +186,7 @@ def test_missing_image_store_and_key_are_named() -> None:
         with pytest.raises(StoreInvalid, match="there is no store"):
             await ChunkStore(objects, KEY).open()
         target = await opened(objects)
-        with pytest.raises(ImageNotStored, match="team-a/9"):
+        with pytest.raises(NoImage, match="team-a/9"):
             await target.recipe("team-a", "9")
         for wrong in (StoreKey(b"x" * 32), StoreKey(b"k" * 32, encrypted=True)):
             with pytest.raises(StoreInvalid, match="the store is a plain one of key"):

@@ -27,13 +27,8 @@ from kybernate.store.streaming import bring
 from kybernate.store.streaming.arriving import arriving_at
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import ARRIVING, NAME, File, encode
-from kybernate_shim.checkpoint.image.store import (
-    CheckpointNotFound,
-    TierFull,
-    problems_of,
-    read_for_restore,
-    read_image,
-)
+from kybernate_shim.checkpoint.image.store import CheckpointNotFound, problems_of, read_for_restore, read_image
+from kybernate_shim.errors import NoRoom
 from kybernate_shim.vram_io import digest
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
 from kybernate_shim.vram_io.errors import NotArrived
@@ -220,7 +215,7 @@ def test_no_room_is_said_before_anything_moves(
     stored: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(directory: Path, needed: int, *, what: str) -> None:
-        raise TierFull(f"{directory}: no room for {needed} bytes of the {what}")
+        raise NoRoom(f"{directory}: no room for {needed} bytes of the {what}")
 
     monkeypatch.setattr(bring, "require_space", full)
     with (
