@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from kybernate.agent.settings import Settings
-from kybernate.client.target import Target, Tls
+from kybernate.client.contexts import Tls
+from kybernate.client.target import Target
 from kybernate.node.failure import Failure
 
 PORT: Final = 7443  # of an agent whose address is not configured

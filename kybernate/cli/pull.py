@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kybernate.cli.bringing_in import Wanted, bring_in
 from kybernate.cli.export import require_libraries
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.image_registry import Ca, CredentialsFile, Parallel, PlainHttp, connection
-from kybernate.cli.importing import Wanted, bring_in
 from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import grpc.aio
 
 from kybernate import addresses
+from kybernate.client.contexts import LOCAL, Tls, load
 from kybernate.client.errors import AgentUnreachable
 from kybernate.node.failure import Failure
 
-LOCAL = "local"  # names this node, whichever context is the current one
 DEFAULT_SOCKET, VARIABLE = addresses.AGENT, addresses.AGENT_VARIABLE
 MAX_MESSAGE = 64 << 20  # bytes; a list of some thousand images
 OPTIONS: tuple[tuple[str, str | int], ...] = (
@@ -23,19 +22,6 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.use_local_subchannel_pool", 1),  # two connections of a process are two callers' own
 )
-
-
-@dataclass(frozen=True)
-class Tls:
-    """Files in PEM form: the authority that signed the agent's certificate, and the caller's certificate and key.
-
-    `server_name` replaces the host's name where the agent's certificate has another one.
-    """
-
-    ca: Path
-    certificate: Path
-    key: Path
-    server_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,15 +53,11 @@ def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[st
     wanted = address or environment.get(VARIABLE, "") or LOCAL
     wanted = DEFAULT_SOCKET if wanted == LOCAL else wanted
     if ":" not in wanted and "/" not in wanted:
-        from kybernate.client.contexts import load  # most calls name no context
-
         context = load().named(wanted)
         wanted, tls = context.address, tls or context.tls
     if wanted.startswith(("/", "unix:")):
         return Target(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
     if tls is None:
-        from kybernate.client.contexts import load
-
         tls = load().tls
     if tls is None:
         raise Failure(

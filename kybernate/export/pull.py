@@ -23,7 +23,8 @@ from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, read_image, verify
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from kybernate_shim.errors import NoRoom, Refused
 from kybernate_shim.linux.atomic_write import sync

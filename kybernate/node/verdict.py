@@ -15,7 +15,8 @@ from kybernate.node.failure import Refused
 from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate_shim.checkpoint.at_rest import unrestorable
 from kybernate_shim.checkpoint.image.manifest import NAME, ManifestInvalid, decode
-from kybernate_shim.checkpoint.image.store import Image, Problem, read_manifest, verify
+from kybernate_shim.checkpoint.image.store import Image, Problem, read_manifest
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyRing
 

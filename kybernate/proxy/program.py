@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 
 from kybernate.client.asynchronous import AsyncAgent
-from kybernate.client.target import Tls
+from kybernate.client.contexts import Tls
 from kybernate.proxy import service, settings
 from kybernate.proxy.agent_models import AgentModels
 from kybernate.proxy.settings import Agent, Settings

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from kybernate.node.failure import Failure, Missing
 from kybernate.verbs.errors import NODE_REBOOTED_ADVICE, fault_of
-from kybernate.verbs.model import Fault, Observation, Operation, Result, Seen, Step
-from kybernate.verbs.of_shims import steps_of
+from kybernate.verbs.model import Fault, Observation, Operation, Result, Seen, Step, steps_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.messages import shim_pb2 as wire
 

@@ -28,9 +28,8 @@ from kybernate.store.streaming import memory
 from kybernate.store.tiers.tier import Ref
 from kybernate.store.transfer import Progress
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
-from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target
+from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target, steps_of
 from kybernate.verbs.node import Elsewhere, Node
-from kybernate.verbs.of_shims import steps_of
 from kybernate.verbs.places import absolute, disk_of, held, image_here
 from kybernate.verbs.room import Taker
 from kybernate.verbs.verb import Verb

@@ -32,7 +32,8 @@ from kybernate_shim.checkpoint.criu.readdressed import pods_addresses, readdress
 from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed
+from kybernate_shim.checkpoint.image.verification import problems_of
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points

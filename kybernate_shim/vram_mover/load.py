@@ -14,7 +14,7 @@ from kybernate_shim.linux.mount.file_mount import FileMount
 from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, advise_huge_pages
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
-from kybernate_shim.vram_io import digest, files, thread_pool
+from kybernate_shim.vram_io import digest, file_digests, files, thread_pool
 from kybernate_shim.vram_io.arrival import reading
 from kybernate_shim.vram_io.buffers import Buffer
 from kybernate_shim.vram_io.errors import CopyCancelled, VramError
@@ -143,7 +143,7 @@ class Proof(Background):
     def _compare_all(self) -> None:
         for region in self._saved:
             how = replace(self._how, digest=region.digest.partition(":")[0], direct=False)
-            found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
+            found = file_digests.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
             digest.check(region.file, found, region.digest)
 
 

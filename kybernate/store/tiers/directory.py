@@ -33,11 +33,10 @@ from kybernate_shim.checkpoint.image.store import (
     CheckpointNotFound,
     Image,
     listed,
-    problems_of,
     read_image,
     require_space,
-    verify,
 )
+from kybernate_shim.checkpoint.image.verification import problems_of, verify
 from kybernate_shim.config import Config
 from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.atomic_write import sync

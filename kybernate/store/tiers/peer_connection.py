@@ -10,7 +10,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from kybernate.client.target import Target, Tls
+from kybernate.client.contexts import Tls
+from kybernate.client.target import Target
 from kybernate.node.failure import Failure
 
 SECONDS: Final = 30.0  # without a byte

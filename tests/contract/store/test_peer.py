@@ -29,7 +29,7 @@ from kybernate.store.tiers.tier import Held, Ref
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.manifest import NAME, Signature, decode, encode
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.linux.locks import held, try_lock_directory
 from kybernate_shim.linux.private_files import write_private
 from tests.contract.store.peers import Node, Server, nodes, signed_again, signed_image

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from kybernate.client.target import Target, Tls
+from kybernate.client.contexts import Tls
+from kybernate.client.target import Target
 from kybernate.messages.peer_pb2 import OpenedImage
 from kybernate.store.errors import ImageDamaged
 from kybernate.store.tiers import peer_reading

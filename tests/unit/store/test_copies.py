@@ -25,7 +25,8 @@ from kybernate.store.tiers.object import ObjectTier
 from kybernate.store.tiers.tier import Have, Ref, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import NAME
-from kybernate_shim.checkpoint.image.store import problems_of, read_image
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import problems_of
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
 from kybernate_shim.vram_io.errors import NotArrived
 from tests.unit.store.test_streaming import VRAM

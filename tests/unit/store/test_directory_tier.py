@@ -19,7 +19,7 @@ from kybernate.store.tiers.arrived import Arrived
 from kybernate.store.tiers.directory import ARRIVING, DirectoryTier
 from kybernate.store.tiers.tier import Ref, Source
 from kybernate.store.transfer import Progress, Transfer
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.verification import verify
 from tests.fakes.sized_image import MIB, contents, write_sized_image
 
 T = TypeVar("T")

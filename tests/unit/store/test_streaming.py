@@ -27,9 +27,10 @@ from kybernate.store.streaming import bring
 from kybernate.store.streaming.arriving import arriving_at
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import ARRIVING, NAME, File, encode
-from kybernate_shim.checkpoint.image.store import CheckpointNotFound, problems_of, read_for_restore, read_image
+from kybernate_shim.checkpoint.image.store import CheckpointNotFound, read_for_restore, read_image
+from kybernate_shim.checkpoint.image.verification import problems_of
 from kybernate_shim.errors import NoRoom
-from kybernate_shim.vram_io import digest
+from kybernate_shim.vram_io import file_digests
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
 from kybernate_shim.vram_io.errors import NotArrived
 from kybernate_shim.vram_io.image_files import VramFile
@@ -55,7 +56,7 @@ def image(tmp_path: Path) -> Path:
     for name, content in CONTENTS.items():
         (directory / name).write_bytes(content)
     (directory / VRAM).write_bytes(os.urandom(SIZE - (2 << 20)) + bytes(2 << 20))
-    text = digest.of_file(directory / VRAM, 2 << 20, CopyOptions(threads=2))
+    text = file_digests.of_file(directory / VRAM, 2 << 20, CopyOptions(threads=2))
     vram = VramFile(1, VRAM, 0x7F0000000000, SIZE, SIZE, text)
     manifest = replace(PATTERN, id="one", vram=(vram,), files=(File(VRAM, SIZE, text), *FILES))
     (directory / NAME).write_bytes(encode(manifest))

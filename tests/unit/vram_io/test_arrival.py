@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.vram_io import digest
+from kybernate_shim.vram_io import digest, file_digests
 from kybernate_shim.vram_io.arrival import BLOCK, Arrival, ArrivalWriter, Description, arrival_in, begin, reading
 from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
 from kybernate_shim.vram_io.image_files import ARRIVAL
@@ -158,13 +158,13 @@ def test_record_is_made_once(tmp_path: Path, writer: ArrivalWriter) -> None:
 def test_digest_of_a_file_that_arrives(tmp_path: Path) -> None:
     content = os.urandom(BLOCK) + bytes(BLOCK) + os.urandom(4096)
     (tmp_path / "whole").write_bytes(content)
-    expected = digest.of_file(tmp_path / "whole", BLOCK, CopyOptions(threads=2))
+    expected = file_digests.of_file(tmp_path / "whole", BLOCK, CopyOptions(threads=2))
     with (tmp_path / "a").open("wb") as file:
         file.truncate(SIZE)
     writer = begin(tmp_path, WHAT)
     found: list[str] = []
     how = CopyOptions(threads=2, arrival=arrival(tmp_path))
-    thread = threading.Thread(target=lambda: found.append(digest.of_file(tmp_path / "a", BLOCK, how)))
+    thread = threading.Thread(target=lambda: found.append(file_digests.of_file(tmp_path / "a", BLOCK, how)))
     thread.start()
     with (tmp_path / "a").open("r+b") as file:
         for offset in (2 * BLOCK, 0):
@@ -182,13 +182,13 @@ def test_digest_of_a_file_that_arrives(tmp_path: Path) -> None:
 def test_digests_of_what_arrives_in_whole_blocks_are_known(tmp_path: Path, kind: str) -> None:
     content = memoryview(os.urandom(SIZE))
     (tmp_path / "a").write_bytes(content)
-    expected = digest.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2, digest=kind))
+    expected = file_digests.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2, digest=kind))
     writer = begin(tmp_path, WHAT, {"a": kind})
     writer.wrote("a", BLOCK, SIZE - BLOCK, content[BLOCK:])
     writer.wrote("a", 0, BLOCK, content[:BLOCK])
     (tmp_path / "a").write_bytes(bytes(SIZE))  # nothing of it is read
     how = CopyOptions(threads=2, arrival=arrival(tmp_path), digest=kind)
-    assert digest.of_file(tmp_path / "a", BLOCK, how) == expected
+    assert file_digests.of_file(tmp_path / "a", BLOCK, how) == expected
     assert arrival(tmp_path).bytes_here >= SIZE
     writer.close()
 
@@ -206,8 +206,8 @@ def test_what_has_no_digest_yet_is_read(tmp_path: Path, cuts: list[int], digests
         writer.wrote("a", start, end - start, content[start:end])
     reader = arrival(tmp_path)
     assert reader.leaf("a", 0, BLOCK, digest.KIND) is None
-    expected = digest.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2))
-    assert digest.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2, arrival=reader)) == expected
+    expected = file_digests.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2))
+    assert file_digests.of_file(tmp_path / "a", BLOCK, CopyOptions(threads=2, arrival=reader)) == expected
     writer.close()
 
 
@@ -221,20 +221,20 @@ def test_digest_is_right_however_the_bytes_come(cuts: list[int], random: randoms
         writer = begin(Path(place), WHAT, {"a": digest.KIND})
         for start, end in parts:
             writer.wrote("a", start, end - start, content[start:end])
-        expected = digest.of_file(Path(place) / "a", BLOCK, CopyOptions(threads=1))
+        expected = file_digests.of_file(Path(place) / "a", BLOCK, CopyOptions(threads=1))
         how = CopyOptions(threads=1, arrival=arrival(Path(place)))
-        assert digest.of_file(Path(place) / "a", BLOCK, how) == expected
+        assert file_digests.of_file(Path(place) / "a", BLOCK, how) == expected
         writer.close()
 
 
 def test_pieces_of_another_size_are_read(tmp_path: Path) -> None:
     content = memoryview(os.urandom(SIZE))
     (tmp_path / "a").write_bytes(content)
-    expected = digest.of_file(tmp_path / "a", 2 * BLOCK, CopyOptions(threads=2))
+    expected = file_digests.of_file(tmp_path / "a", 2 * BLOCK, CopyOptions(threads=2))
     writer = begin(tmp_path, WHAT, {"a": digest.KIND})
     writer.wrote("a", 0, SIZE, content)
     how = CopyOptions(threads=2, arrival=arrival(tmp_path))
-    assert digest.of_file(tmp_path / "a", 2 * BLOCK, how) == expected
+    assert file_digests.of_file(tmp_path / "a", 2 * BLOCK, how) == expected
     writer.close()
 
 

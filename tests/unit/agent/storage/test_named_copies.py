@@ -42,7 +42,8 @@ from kybernate_shim.checkpoint.image.encrypted import CipherRun
 from kybernate_shim.checkpoint.image.encryption_in_place import encrypt_image
 from kybernate_shim.checkpoint.image.manifest import NAME, decode, encode
 from kybernate_shim.checkpoint.image.signature import sign
-from kybernate_shim.checkpoint.image.store import verify, write_manifest
+from kybernate_shim.checkpoint.image.store import write_manifest
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import Key, signing_key
 from tests.fakes.images import write_image

@@ -34,19 +34,14 @@ from kybernate_shim.checkpoint.image.manifest import (
     encode,
 )
 from kybernate_shim.checkpoint.image.signature import sign, signer_of
-from kybernate_shim.checkpoint.image.store import (
-    CheckpointInvalid,
-    Problem,
-    problems_of,
-    read_image,
-    verify,
-    write_manifest,
-)
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Problem, read_image, write_manifest
+from kybernate_shim.checkpoint.image.verification import problems_of, verify
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused, Stopped
 from kybernate_shim.linux.locks import held, try_lock_directory
 from kybernate_shim.trust.keys import signing_key, verifying_keys
 from kybernate_shim.vram_io import digest as vram_digest
+from kybernate_shim.vram_io import file_digests
 from kybernate_shim.vram_io.image_files import VramFile
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 
@@ -90,7 +85,7 @@ def image(tmp_path: Path, config: Config) -> Path:
         vram.seek(MIB)
         vram.write(SECRET)
     how = CopyOptions(digest=vram_digest.STRONG)
-    digest = vram_digest.of_file(directory / "kybernate-vram-1-0.bin", 1536 << 10, how)
+    digest = file_digests.of_file(directory / "kybernate-vram-1-0.bin", 1536 << 10, how)
     with Digester() as digester:
         files = digester.files(directory, ["core-1.img", "empty.img", "pages-1.img"])
     manifest = Manifest(

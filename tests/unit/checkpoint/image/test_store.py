@@ -17,9 +17,9 @@ from kybernate_shim.checkpoint.image.store import (
     payload_names,
     read_image,
     require_space,
-    verify,
     write_manifest,
 )
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.errors import NoRoom
 from tests.unit.checkpoint.image.manifests import MINIMAL
 
