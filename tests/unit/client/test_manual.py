@@ -46,7 +46,7 @@ def test_client_that_is_refused(
     fake.refused[wire.CheckpointRequest] = grpc.StatusCode.NOT_FOUND, error
     with pytest.raises(SystemExit):
         exec(compile(block("docs/client.md", "client").text, "docs/client.md", "exec"), {})
-    assert capsys.readouterr().out == "ContainerNotFound no container web-0 `kybernate ps` lists them\n"
+    assert capsys.readouterr().out == "Missing no container web-0 `kybernate ps` lists them\n"
 
 
 def test_tls(fake: FakeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def read(directory: Path, limits: ReaderLimits = SMALL) -> Inspection:
 
 
 def refusal(directory: Path, limits: ReaderLimits = SMALL) -> str:
-    with pytest.raises(Damaged, match=": ") as refused:
+    with pytest.raises(Damaged) as refused:
         read(directory, limits)
     return str(refused.value)
 
