@@ -245,10 +245,10 @@ PARTS = (
     ),
     Part(
         "proxy",
-        ("contract/proxy",),
-        60,
+        ("contract/proxy", "system/test_proxy_postgresql.py"),
+        110,
         ("sid",),
-        "sockets of the node alone, without a container; system/gpu/test_proxy.py wakes a real one",
+        "sockets of the node, and a container that is frozen; system/gpu/test_proxy.py wakes one in both Debians",
     ),
     Part("contract", ("contract", "contract/cuda_driver/test_cuda_criu.py"), 20),
 )  # fmt: skip

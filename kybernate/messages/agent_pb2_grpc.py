@@ -335,7 +335,7 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
         Also for the role of a proxy, as Sleep.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -343,7 +343,7 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Have a container use no GPU: suspend it, or leave it where it is suspended or parked.
+        """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -112,11 +112,11 @@ class OperationsStub:
     Swap: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _grpc.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]
-    """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
     Also for the role of a proxy, as Sleep.
     """
     Sleep: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]
-    """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
+    """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
     GetOperation: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]
     """reader"""
     ListOperations: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]
@@ -138,11 +138,11 @@ class OperationsAsyncStub(OperationsStub):
     Swap: _aio.UnaryUnaryMultiCallable[_agent_pb2.SwapRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Suspend one container and resume another, whose VRAM takes the place of the first one's."""
     Wake: _aio.UnaryUnaryMultiCallable[_agent_pb2.WakeRequest, _agent_pb2.Operation]  # type: ignore[assignment]
-    """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+    """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
     Also for the role of a proxy, as Sleep.
     """
     Sleep: _aio.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]  # type: ignore[assignment]
-    """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
+    """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
     GetOperation: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """reader"""
     ListOperations: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]  # type: ignore[assignment]
@@ -197,7 +197,7 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.WakeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
-        """Have a container work: resume it where it is suspended, restore it where it is parked, leave it where it is active.
+        """Have a container work: resume it where it is suspended or frozen, restore it where it is parked, leave it where it is active.
         Also for the role of a proxy, as Sleep.
         """
 
@@ -207,7 +207,7 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.SleepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
-        """Have a container use no GPU: suspend it, or leave it where it is suspended or parked."""
+        """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
 
     @_abc_1.abstractmethod
     def GetOperation(

@@ -213,6 +213,16 @@ class Containerd:
                 raise
             return None
 
+    def pause(self, namespace: str, id: str) -> None:
+        """Freeze a container. Raises ContainerdRefused."""
+        stub = tasks_pb2_grpc.TasksStub(self.channel)
+        self.call(stub.Pause, tasks_pb2.PauseTaskRequest(container_id=id), namespace=namespace)
+
+    def resume(self, namespace: str, id: str) -> None:
+        """Let a frozen container run. Raises ContainerdRefused."""
+        stub = tasks_pb2_grpc.TasksStub(self.channel)
+        self.call(stub.Resume, tasks_pb2.ResumeTaskRequest(container_id=id), namespace=namespace)
+
     def _ids(self, namespace: str) -> list[str]:
         return [id for id, _ in self.records(namespace, ())]
 

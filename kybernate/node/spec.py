@@ -50,7 +50,10 @@ MARKS = (CONTAINER_TYPE, POD_NAMESPACE, POD_NAME, POD_UID, CONTAINER_NAME)
 # The author of a pod chose these, and the new container is root's own, whose choices count for more.
 CHOSEN = ("org.criu.config", USERS_ANNOTATION, RESTORE_FROM, OPERATION)
 # How the container is suspended and resumed; `kybernate.io/force` is not among them, since it overrides refusals.
-KEPT = ("kybernate.io/tcp", "kybernate.io/pause", "kybernate.io/arena", "kybernate.io/gpu-map")
+KEPT = (
+    *("kybernate.io/tcp", "kybernate.io/pause", "kybernate.io/arena", "kybernate.io/gpu-map"),
+    *("kybernate.io/vram", "kybernate.io/wake-on-use"),
+)
 NEEDED = ("network", "pid")  # namespaces that a dump leaves out where they came by path, so the restore must have them
 ROOTFS = "rootfs"  # in the bundle, where containerd mounts the container's root filesystem
 OTHERS_NOW = ("netDevices", "intelRdt")

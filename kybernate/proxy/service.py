@@ -132,7 +132,8 @@ async def _listen(service: Service, settings: Settings, log: Log) -> None:
             service.servers.append(server)
             service.port = int(server.sockets[0].getsockname()[1])
         for route in settings.tcp:
-            port = TcpPort(route, _model_of(settings, route.to), service.engine, log)
+            model = _model_of(settings, route.to)
+            port = TcpPort(route, model, service.engine, settings.limits, service.connections.trusted, log)
             service.tcp.append(port)
             service.tcp_ports.append(await port.start())
         if service.ext_proc is not None:

@@ -1,15 +1,18 @@
 """Wake and sleep: suspend and resume for those who want a state, whatever the container is in now.
 
 A program that serves requests asks for a container that works, or for one that uses no GPU; asking again changes
-nothing. What a container is in is looked up when the operation begins, after all that was asked for before it.
+nothing. A container without CUDA is frozen, and so uses no CPU either. What a container is in is looked up when the
+operation begins, after all that was asked for before it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Missing
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import Shim
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wake(OfShim):
-    """Resume a container that is suspended, restore one that is parked; one that is active stays as it is.
+    """Resume a container that is suspended or frozen, restore one that is parked; one that is active stays as it is.
 
     `room_timeout` is how many seconds it may wait for room on the GPUs.
     """
@@ -43,7 +46,10 @@ class Wake(OfShim):
         return of_parked(node, self.name) or self
 
     async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
-        if not await is_suspended(shim, container):
+        found = await shim.status(container.id)
+        if any(status.state == "paused" for status in found):
+            await asyncio.to_thread(_thaw, attempt.node, container)
+        if not any(status.suspended for status in found):
             return Result()
         resume = Resume(self.name, self.namespace, room_timeout=self.room_timeout)
         return await resume.call_shim(shim, container, attempt)
@@ -51,7 +57,7 @@ class Wake(OfShim):
 
 @dataclass(frozen=True)
 class Sleep(OfShim):
-    """Suspend a container that is active; one that is suspended or parked stays as it is."""
+    """Suspend a container that is active, freeze one without CUDA; one that sleeps already stays as it is."""
 
     verb = "sleep"
     call = "Operations/Sleep"
@@ -71,11 +77,20 @@ class Sleep(OfShim):
         return await super().execute(attempt) if attempt.operation.target.container else Result()
 
     async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
-        if await is_suspended(shim, container):
+        found = await shim.status(container.id, gpu=True)
+        if any(status.suspended or status.state == "paused" for status in found):
+            return Result()
+        if all(status.state == "running" and not (status.cuda_pids or status.note or status.phase) for status in found):
+            await asyncio.to_thread(_freeze, attempt.node, container)
             return Result()
         return await Suspend(self.name, self.namespace).call_shim(shim, container, attempt)
 
 
-async def is_suspended(shim: Shim, container: KnownContainer) -> bool:
-    """Return whether the container's VRAM is in host memory."""
-    return any(status.suspended for status in await shim.status(container.id))
+def _freeze(node: Node, container: KnownContainer) -> None:
+    with Containerd(node.address) as containerd:
+        containerd.pause(container.namespace, container.id)
+
+
+def _thaw(node: Node, container: KnownContainer) -> None:
+    with Containerd(node.address) as containerd:
+        containerd.resume(container.namespace, container.id)

@@ -18,6 +18,8 @@ PREFIX: Final = "kybernate"  # what begins all of them, and what is meant to
 DOMAIN: Final = "kybernate.io/"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 CHECKPOINT: Final = "kybernate.io/checkpoint"
+VRAM: Final = "kybernate.io/vram"
+WAKE_ON_USE: Final = "kybernate.io/wake-on-use"
 CLOSE: Final = 0.75  # of 1: how similar a key is to the one that was meant
 MOST_SHOWN: Final = 100  # characters of what a tenant has written
 
@@ -43,6 +45,17 @@ def _is_map(value: str) -> bool:
     return all(re.fullmatch(r"GPU-[^=]+=GPU-[^=]+", entry) for entry in re.split(r"[,\s]+", value) if entry)
 
 
+def bytes_of(value: str) -> int:
+    """Return a quantity of bytes as Kubernetes writes it, such as "24Gi" or "500M"; 0 is none, or no such quantity."""
+    found = re.fullmatch(r"(\d{1,15})([KMGT]i|[kMGT]?)", value, re.ASCII)
+    if found is None:
+        return 0
+    unit = found[2]
+    step = 1024 if unit.endswith("i") else 1000
+    power = "KMGT".index(unit[0].upper()) + 1 if unit else 0
+    return int(found[1]) * int(step**power)
+
+
 _ANY: Final = Annotation("a text", lambda value: True)
 _SWITCH: Final = _among("true", "false")
 KNOWN: Final[Mapping[str, Annotation]] = {
@@ -57,6 +70,8 @@ KNOWN: Final[Mapping[str, Annotation]] = {
     "kybernate.io/force": _SWITCH,
     "kybernate.io/arena": _SWITCH,
     "kybernate.io/nccl-safe": _SWITCH,
+    VRAM: Annotation('bytes above 0, such as "24Gi"', lambda value: bytes_of(value) > 0),
+    WAKE_ON_USE: _SWITCH,
     "kybernate.io/pause": _among("suspend"),
     "kybernate.io/gpu-map": Annotation("GPU-…=GPU-…, with commas between them", _is_map),
     "kybernate.io/operation": _ANY,

@@ -11,17 +11,30 @@ from typing import Any
 
 from kybernate_shim.config import Config
 from kybernate_shim.native import PRELOAD
+from kybernate_shim.oci.annotations import VRAM, bytes_of
+from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.spec import Spec
 
 ANNOTATION = "kybernate.io/arena"
 LIBRARY = PRELOAD.of()
 DESTINATION = "/dev/kybernate-arena.so"
 VARIABLE = "LD_PRELOAD"
+LEDGER = "/dev/kybernate-vram"  # the tmpfs on which the container's processes count what they have allocated
+LIMIT = "KYBERNATE_VRAM"  # the bytes that are declared, and the file there
 
 
 def wants_library(spec: Spec, config: Config) -> bool:
-    """Return whether the container's VRAM shall move at the link's speed, by its annotation or the node's choice."""
+    """Return whether the container shall have the library: to move its VRAM at the link's speed, by its annotation or
+    the node's choice, or because of what it has declared.
+    """
+    if declared_vram(spec, config) and config.pods_choice(spec.annotations, ANNOTATION) != "false":
+        return True
     return bool(config.gpu.arena) and asks_for_arena(spec, config)
+
+
+def declared_vram(spec: Spec, config: Config) -> int:
+    """Return the most VRAM that the container says it takes of each GPU, in bytes, 0 where it does not."""
+    return bytes_of(config.pods_choice(spec.annotations, VRAM))
 
 
 def asks_for_arena(spec: Spec, config: Config) -> bool:
@@ -51,3 +64,16 @@ def add_library(document: dict[str, Any], library: Path = LIBRARY) -> None:
             others = [path for path in value.replace(":", " ").split() if path != DESTINATION]
     kept = [entry for entry in process.get("env") or () if entry.partition("=")[0] != VARIABLE]
     process["env"] = [*kept, f"{VARIABLE}={':'.join([DESTINATION, *others])}"]
+
+
+def limit_vram(document: dict[str, Any], limit: int) -> None:
+    """Have the library refuse what would be more than `limit` bytes of a GPU in all processes, in a parsed config.json.
+
+    With 0, as for an image whose processes had a limit, there is only the place for their counts. Idempotent.
+    """
+    mounts = document.setdefault("mounts", [])
+    if not any(mount.get("destination") == LEDGER for mount in mounts):
+        options = ["nosuid", "nodev", "noexec", "mode=0777", "size=64k"]
+        mounts.append({"destination": LEDGER, "type": "tmpfs", "source": "tmpfs", "options": options})
+    if limit:
+        set_environment(document, {LIMIT: f"{limit}:{LEDGER}/ledger"})

@@ -14,6 +14,9 @@ typedef int CUdevice;
 typedef uint64_t CUdeviceptr;
 typedef uint64_t CUhandle; /* CUmemGenericAllocationHandle */
 typedef void *CUcontext;
+typedef void *CUstream;
+typedef void *CUmemoryPool;
+typedef void *CUarray; /* and CUmipmappedArray */
 
 enum {
     CUDA_SUCCESS = 0,
@@ -45,5 +48,18 @@ typedef struct {
     CUmemLocation location;
     int flags;
 } CUmemAccessDesc;
+
+/* Formats are bit masks of one to four bytes for each channel, and larger numbers for blocks of pixels. */
+typedef struct {
+    size_t width, height;
+    int format;
+    unsigned int channels;
+} CUDA_ARRAY_DESCRIPTOR;
+
+typedef struct {
+    size_t width, height, depth;
+    int format;
+    unsigned int channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
 
 #endif

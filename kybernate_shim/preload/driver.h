@@ -38,6 +38,22 @@
     C(cuIpcOpenMemHandle_v2, ipc_open, (void))                                                                         \
     C(cuIpcCloseMemHandle, ipc_close, (CUdeviceptr))                                                                   \
     C(cuMulticastBindMem, multicast, (CUhandle, size_t, CUhandle, size_t, size_t, unsigned long long))                 \
+    C(cuMemAllocPitch_v2, pitch, (CUdeviceptr *, size_t *, size_t, size_t, unsigned int))                              \
+    C(cuMemAllocManaged, managed, (CUdeviceptr *, size_t, unsigned int))                                               \
+    C(cuMemAllocAsync, async, (CUdeviceptr *, size_t, CUstream))                                                       \
+    C(cuMemAllocAsync_ptsz, async_ptsz, (CUdeviceptr *, size_t, CUstream))                                             \
+    C(cuMemAllocFromPoolAsync, pool, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                                  \
+    C(cuMemAllocFromPoolAsync_ptsz, pool_ptsz, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                        \
+    C(cuMemFreeAsync, free_async, (CUdeviceptr, CUstream))                                                             \
+    C(cuMemFreeAsync_ptsz, free_async_ptsz, (CUdeviceptr, CUstream))                                                   \
+    C(cuArrayCreate_v2, array, (CUarray *, const CUDA_ARRAY_DESCRIPTOR *))                                             \
+    C(cuArray3DCreate_v2, array_3d, (CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))                                      \
+    C(cuArrayDestroy, array_end, (CUarray))                                                                            \
+    C(cuMipmappedArrayCreate, mipmap, (CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int))                      \
+    C(cuMipmappedArrayDestroy, mipmap_end, (CUarray))                                                                  \
+    C(cuMemGetInfo_v2, info, (size_t *, size_t *))                                                                     \
+    C(cuDeviceTotalMem_v2, total, (size_t *, CUdevice))                                                                \
+    C(cuDeviceGetUuid, uuid, (void *, CUdevice))                                                                       \
     C(cuGetProcAddress, proc, (const char *, void **, int, uint64_t))                                                  \
     C(cuGetProcAddress_v2, proc_status, (const char *, void **, int, uint64_t, int *))
 

@@ -39,10 +39,31 @@ typedef void function(void); /* only addresses are passed on here */
     A(cuCtxDestroy_v2, "cuCtxDestroy", 4000)                                                                           \
     A(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000)                                                            \
     A(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000)                                                \
-    A(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000)
+    A(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000)                                                    \
+    A(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020)                                                                     \
+    A(cuMemAllocManaged, "cuMemAllocManaged", 6000)                                                                    \
+    A(cuMemAllocAsync, "cuMemAllocAsync", 11020)                                                                       \
+    A(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 11020)                                                       \
+    A(cuMemFreeAsync, "cuMemFreeAsync", 11020)                                                                         \
+    A(cuArrayCreate_v2, "cuArrayCreate", 3020)                                                                         \
+    A(cuArray3DCreate_v2, "cuArray3DCreate", 3020)                                                                     \
+    A(cuArrayDestroy, "cuArrayDestroy", 2000)                                                                          \
+    A(cuMipmappedArrayCreate, "cuMipmappedArrayCreate", 5000)                                                          \
+    A(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy", 5000)                                                        \
+    A(cuMemGetInfo_v2, "cuMemGetInfo", 3020)                                                                           \
+    A(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020)
+
+/* Those that have a second form, whose default stream is the thread's own. */
+#define ANSWERED_BY_THREAD(A)                                                                                          \
+    A(cuMemAllocAsync_ptsz, "cuMemAllocAsync", 11020)                                                                  \
+    A(cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync", 11020)                                                  \
+    A(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020)
+
+enum { OF_THREAD = 2 }; /* of cuGetProcAddress's flags: that form is asked for */
 
 #define DECLARE(symbol, name, version) extern function symbol;
 ANSWERED(DECLARE)
+ANSWERED_BY_THREAD(DECLARE)
 #undef DECLARE
 
 EXPORT CUresult cuGetProcAddress(const char *name, void **found, int version, uint64_t flags);
@@ -96,6 +117,7 @@ static function *by_symbol(const char *symbol)
     if (strcmp(symbol, #mine) == 0)                                                                                    \
         return mine;
     ANSWERED(MATCH)
+    ANSWERED_BY_THREAD(MATCH)
 #undef MATCH
     if (strcmp(symbol, "cuGetProcAddress") == 0)
         return (function *)cuGetProcAddress;
@@ -104,11 +126,14 @@ static function *by_symbol(const char *symbol)
     return NULL;
 }
 
-static function *by_name(const char *asked, int wanted)
+static function *by_name(const char *asked, int wanted, uint64_t flags)
 {
 #define MATCH(mine, name, version)                                                                                     \
     if (wanted >= version && strcmp(asked, name) == 0)                                                                 \
         return mine;
+    if (flags & OF_THREAD) {
+        ANSWERED_BY_THREAD(MATCH)
+    }
     ANSWERED(MATCH)
 #undef MATCH
     if (strcmp(asked, "cuGetProcAddress") == 0)
@@ -128,9 +153,9 @@ EXPORT void *dlsym(void *restrict handle, const char *restrict name)
     return REAL_DLSYM(handle, name);
 }
 
-static void put_ours(const char *name, void **found, int version)
+static void put_ours(const char *name, void **found, int version, uint64_t flags)
 {
-    function *mine = found && *found ? by_name(name, version) : NULL;
+    function *mine = found && *found ? by_name(name, version, flags) : NULL;
     if (mine)
         *found = *(void **)&mine;
 }
@@ -141,7 +166,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **found, int version, ui
         return CUDA_ERROR_NOT_FOUND;
     CUresult result = driver()->proc(name, found, version, flags);
     if (result == CUDA_SUCCESS)
-        put_ours(name, found, version);
+        put_ours(name, found, version, flags);
     return result;
 }
 
@@ -151,6 +176,6 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **found, int version,
         return CUDA_ERROR_NOT_FOUND;
     CUresult result = driver()->proc_status(name, found, version, flags, status);
     if (result == CUDA_SUCCESS)
-        put_ours(name, found, version);
+        put_ours(name, found, version, flags);
     return result;
 }

@@ -4,6 +4,7 @@
  * the driver's own call, with the program's own arguments.
  */
 #include "addresses.h"
+#include "charges.h"
 #include "driver.h"
 #include "imports.h"
 #include "owners.h"
@@ -91,7 +92,7 @@ static struct block *take_over(size_t size)
     return NULL;
 }
 
-EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+static CUresult allocate(CUdeviceptr *address, size_t size)
 {
     struct block *block = driver()->complete && address && size >= LEAST ? take_over(size) : NULL;
     if (!block)
@@ -99,6 +100,15 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     *address = block->address;
     give_block(block, HERE);
     return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+{
+    struct charge charge;
+    if (!begin_charge(&charge, size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = allocate(address, size);
+    return end_charge(&charge, result, AT_ADDRESS, result ? 0 : *address);
 }
 
 /* The driver's own free waits for the work that is queued; to unmap does not. */
@@ -126,7 +136,7 @@ static struct block *take_allocation(CUdeviceptr address, uint32_t *before)
     return NULL;
 }
 
-EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+static CUresult free_memory(CUdeviceptr address)
 {
     uint32_t before;
     CUresult result;
@@ -153,6 +163,14 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    CUresult result = free_memory(address);
+    if (result == CUDA_SUCCESS)
+        refund(AT_ADDRESS, address);
+    return result;
+}
+
 static bool is_known_kind(const CUmemAllocationProp *wanted)
 {
     return wanted->type == PINNED && wanted->location.type == ON_DEVICE && wanted->location.id >= 0 &&
@@ -170,7 +188,7 @@ static CUresult create_ours(struct block *block, size_t size, const CUmemAllocat
     return put_memory(block);
 }
 
-EXPORT CUresult cuMemCreate(CUhandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags)
+static CUresult create(CUhandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags)
 {
     struct block *block = NULL;
     if (driver()->complete && handle && wanted && !flags && size >= LEAST && is_known_kind(wanted) && blocks_ready())
@@ -186,6 +204,16 @@ EXPORT CUresult cuMemCreate(CUhandle *handle, size_t size, const CUmemAllocation
     return driver()->create ? driver()->create(handle, size, wanted, flags) : CUDA_ERROR_NOT_FOUND;
 }
 
+EXPORT CUresult cuMemCreate(CUhandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags)
+{
+    struct charge charge;
+    CUdevice device = wanted && wanted->location.type == ON_DEVICE ? wanted->location.id : -1;
+    if (!begin_charge_on(&charge, size, device))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = create(handle, size, wanted, flags);
+    return end_charge(&charge, result, BY_HANDLE, result ? 0 : *handle);
+}
+
 static CUresult release_theirs(CUhandle handle)
 {
     CUresult result = driver()->release ? driver()->release(handle) : CUDA_ERROR_NOT_FOUND;
@@ -194,7 +222,7 @@ static CUresult release_theirs(CUhandle handle)
     return result;
 }
 
-EXPORT CUresult cuMemRelease(CUhandle handle)
+static CUresult release_handle(CUhandle handle)
 {
     uint32_t before;
     struct block *block = take_block_of(handle, &before);
@@ -206,5 +234,13 @@ EXPORT CUresult cuMemRelease(CUhandle handle)
     }
     CUresult result = drop_memory(block);
     give_block(block, UNUSED);
+    return result;
+}
+
+EXPORT CUresult cuMemRelease(CUhandle handle)
+{
+    CUresult result = release_handle(handle);
+    if (result == CUDA_SUCCESS)
+        charge_released(handle);
     return result;
 }

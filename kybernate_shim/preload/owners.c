@@ -2,6 +2,7 @@
  * them with the context, and opens them to peers. */
 #include "owners.h"
 
+#include "charges.h"
 #include "driver.h"
 #include "physical.h"
 
@@ -48,6 +49,7 @@ static void free_all_of(uint64_t context)
             driver()->unreserve(block->address, block->size);
         give_block(block, UNUSED);
     }
+    refund_context((CUcontext)(uintptr_t)context);
 }
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context)

@@ -1,4 +1,5 @@
 /* The program's own virtual memory management, on the handles that it got from us. */
+#include "charges.h"
 #include "driver.h"
 #include "imports.h"
 #include "physical.h"
@@ -22,7 +23,7 @@ static CUresult map_theirs(CUdeviceptr address, size_t size, size_t offset, CUha
     return result;
 }
 
-EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
+static CUresult map_handle(CUdeviceptr address, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
 {
     uint32_t before;
     struct block *block = take_block_of(handle, &before);
@@ -39,6 +40,14 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhand
     return result;
 }
 
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
+{
+    CUresult result = map_handle(address, size, offset, handle, flags);
+    if (result == CUDA_SUCCESS)
+        charge_mapped(handle, address, size);
+    return result;
+}
+
 static bool in_range(const struct block *block, uint64_t low, uint64_t high)
 {
     return block->flags & BY_PROGRAM && block->address >= low && block->address < high;
@@ -50,8 +59,10 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
         return CUDA_ERROR_NOT_FOUND;
     mark_passing(in_range, address, address + size);
     CUresult result = driver()->unmap(address, size);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         note_unmapped(address, size);
+        charge_unmapped(address, size);
+    }
     for (struct block *block; (block = next_passing());) {
         uint32_t after = HERE;
         if (result == CUDA_SUCCESS) {
@@ -113,7 +124,7 @@ static CUresult retain_theirs(CUhandle *handle, void *address)
     return result;
 }
 
-EXPORT CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *address)
+static CUresult retain(CUhandle *handle, void *address)
 {
     uint32_t before;
     struct block *block = take_block_at((CUdeviceptr)(uintptr_t)address, &before);
@@ -126,6 +137,14 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *address)
     }
     give_block(block, before);
     return by_program ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; /* the driver's answer for what cuMemAlloc made */
+}
+
+EXPORT CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *address)
+{
+    CUresult result = retain(handle, address);
+    if (result == CUDA_SUCCESS)
+        charge_retained(*handle, (CUdeviceptr)(uintptr_t)address);
+    return result;
 }
 
 EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *found, CUhandle handle)

@@ -20,7 +20,15 @@ from kybernate_shim.oci.annotations import RESTORE_FROM, require_unmistaken
 from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
-from kybernate_shim.oci.preload_spec import DESTINATION, LIBRARY, add_library, wants_library
+from kybernate_shim.oci.preload_spec import (
+    DESTINATION,
+    LEDGER,
+    LIBRARY,
+    add_library,
+    declared_vram,
+    limit_vram,
+    wants_library,
+)
 from kybernate_shim.oci.runtime import Runtime, runtime_environment
 from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
@@ -66,7 +74,7 @@ async def _prepare(
     """Decide runtime, options and settings of the container in `request`, and record them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises Invalid, ConfigInvalid,
-    Invalid, Refused, RuntimeMissing, what `image_for` raises, TimeoutError where the image cannot be
+    Invalid, Refused, Missing, what `image_for` raises, TimeoutError where the image cannot be
     read in time, and OSError when the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))
@@ -91,9 +99,12 @@ async def _prepare(
             image = await image_for(request, options, wanted, spec, config, runs, log, skipped)
         if skipped:
             publish(SKIPPED, events.ContainerUpdate(id=request.id, labels=skipped))
-    if wants_library(spec, config) or (image is not None and _had_library(image)):
+    if wants_library(spec, config) or (image is not None and _has_mount(image, DESTINATION)):
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
+            limit = declared_vram(spec, config)
+            if limit or (image is not None and _has_mount(image, LEDGER)):
+                spec = edit_spec(bundle.path, partial(limit_vram, limit=limit))
         else:
             log.warning("arena.disabled", task=request.id, error=f"{LIBRARY} was not built: `make native` builds it")
     if image is not None:
@@ -117,9 +128,9 @@ async def _prepare(
     )
 
 
-def _had_library(image: Image) -> bool:
-    """Return whether the image's processes have the preload library mapped, and so need its file to be there."""
-    return any(mount.destination == DESTINATION for mount in image.manifest.mounts)
+def _has_mount(image: Image, destination: str) -> bool:
+    """Return whether the image's processes have something of ours mapped, which has to be there again."""
+    return any(mount.destination == destination for mount in image.manifest.mounts)
 
 
 def _runtime(

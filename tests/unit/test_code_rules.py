@@ -100,7 +100,6 @@ EXPORTED = {"NotFinished", "OperationFailed", "OperationCancelled"}
 MOST_EXCEPTIONS = 150
 # These say no more than their parents, but for their attributes and advice; the list becomes shorter.
 NOT_DISTINGUISHED = {
-    "ConfigurationUnusable",
     "MountFailed",
     "ProxySettingsInvalid",
     "StdioUnavailable", "UnmountFailed",

@@ -74,6 +74,30 @@ class FakeModels:
         self.change(model.name, Phase.ASLEEP)
 
 
+MESSAGE = {
+    "id": "m", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "hello"}],
+    "stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 2},
+}  # fmt: skip
+
+
+def answer_to(path: str, value: Any) -> dict[str, Any]:
+    """Return what an API answers; a tool that is offered is called."""
+    tools = value.get("tools") if isinstance(value, dict) else None
+    if path == "/v1/messages":
+        called = [{"type": "tool_use", "id": "t", "name": one["name"], "input": {"a": 1}} for one in tools or ()]
+        return MESSAGE | ({"content": called, "stop_reason": "tool_use"} if called else {})
+    if path.endswith("/embeddings"):
+        data = [{"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}]
+        return {"object": "list", "data": data, "model": "m", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+    calls = [
+        {"id": "t", "type": "function", "function": {"name": one["function"]["name"], "arguments": '{"a": 1}'}}
+        for one in tools or ()
+    ]
+    message = {"role": "assistant", "content": None if calls else "hello"} | ({"tool_calls": calls} if calls else {})
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
+    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
 @dataclass
 class Upstream:
     """A program that is called: it says what it got, streams, waits, or becomes a WebSocket, by the path."""
@@ -146,7 +170,9 @@ class Upstream:
             return await self._chat_stream(request, value)
         if path == "/status":
             return web.Response(status=int(request.query["code"]), text="as asked")
-        return web.json_response({"object": "chat.completion", "got": value, "path": request.path_qs})
+        if path == "/v1/messages" and value.get("stream"):
+            return await self._message_stream(request)
+        return web.json_response(answer_to(path, value) | {"got": value, "path": request.path_qs})
 
     async def _socket(self, request: web.BaseRequest) -> web.StreamResponse:
         answer = web.WebSocketResponse()
@@ -181,6 +207,24 @@ class Upstream:
         while size:
             await answer.write(piece[:size])
             size -= min(size, len(piece))
+        await answer.write_eof()
+        return answer
+
+    async def _message_stream(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Send the events of Anthropic's API."""
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        texts = [{"type": "text_delta", "text": word} for word in ("hel", "lo")]
+        events: list[dict[str, Any]] = [
+            {"type": "message_start", "message": MESSAGE | {"content": [], "stop_reason": None}}, block,
+            *({"type": "content_block_delta", "index": 0, "delta": text} for text in texts),
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+            {"type": "message_stop"},
+        ]  # fmt: skip
+        for event in events:
+            await answer.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
         await answer.write_eof()
         return answer
 

@@ -10,7 +10,9 @@ import shutil
 import anthropic
 import openai
 import pytest
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
+from kybernate.proxy.holding import Phase
 from tests.contract.proxy.conftest import Standing
 from tests.contract.proxy.stand import CHAT, Stand
 
@@ -43,10 +45,14 @@ async def test_openai_reads_progress_as_reasoning_or_ignores_it(standing_proxy: 
 async def test_openai_calls_tools_and_embeddings(standing_proxy: Standing) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     async with standing_proxy() as stand, openai_client(stand) as client:
-        await client.chat.completions.create(model="qwen", messages=MESSAGES, tools=[tool])
+        called = await client.chat.completions.create(model="qwen", messages=MESSAGES, tools=[tool])
         assert stand.upstream.seen[-1]["json"]["tools"] == [tool]
-        await client.post("/embeddings", body={"model": "qwen", "input": ["a", "b"]}, cast_to=object)
+        assert [one.function.name for one in called.choices[0].message.tool_calls] == ["f"]
+        found = await client.embeddings.create(model="qwen", input="a", encoding_format="float")
         assert stand.upstream.seen[-1]["path"] == "/v1/embeddings"
+        assert found.data[0].embedding == [0.5, 0.25]
+        await client.responses.create(model="qwen", input="hello")
+        assert stand.upstream.seen[-1]["path"] == "/v1/responses"
 
 
 async def test_openai_uploads_audio(standing_proxy: Standing) -> None:
@@ -96,6 +102,44 @@ async def test_anthropic_sends_messages(standing_proxy: Standing) -> None:
         await client.close()
 
 
+async def test_anthropic_streams_and_calls_tools(standing_proxy: Standing) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
+    async with standing_proxy() as stand:
+        client = anthropic.AsyncAnthropic(base_url=stand.url, api_key="sk-test", max_retries=0)
+        asked = {"model": "qwen", "max_tokens": 9, "messages": MESSAGES}
+        async with client.messages.stream(**asked) as stream:
+            assert "".join([text async for text in stream.text_stream]) == "hello"
+        called = await client.messages.create(**asked, tools=[tool])
+        assert [(one.type, one.name, one.input) for one in called.content] == [("tool_use", "f", {"a": 1})]
+        stand.models.change("qwen", Phase.ABSENT)
+        await stand.until(lambda: stand.held().phase == Phase.ABSENT)
+        with pytest.raises(anthropic.APIStatusError, match="does not exist") as absent:
+            await client.messages.create(**asked)
+        assert (absent.value.status_code, absent.value.body["error"]["type"]) == (503, "overloaded_error")
+        await client.close()
+
+
+async def test_langchain_asks_streams_calls_tools_and_embeds(standing_proxy: Standing) -> None:
+    def add(a: int) -> int:
+        """Add one."""
+        return a + 1
+
+    async with standing_proxy() as stand:
+        access = {"model": "qwen", "base_url": f"{stand.url}/v1", "api_key": "sk-test", "max_retries": 0}
+        model = ChatOpenAI(**access)
+        assert (await model.ainvoke("hello")).content == "hello"
+        assert stand.models.calls["wake qwen"] == 1
+        assert [chunk.content async for chunk in model.astream("hello") if chunk.content] == ["hel", "lo"]
+        called = await model.bind_tools([add]).ainvoke("add")
+        assert [(one["name"], one["args"]) for one in called.tool_calls] == [("add", {"a": 1})]
+        embeddings = OpenAIEmbeddings(**access, check_embedding_ctx_length=False)  # which asks the network for a table
+        assert await embeddings.aembed_query("a") == [0.5, 0.25]
+        stand.models.change("qwen", Phase.ABSENT)
+        await stand.until(lambda: stand.held().phase == Phase.ABSENT)
+        with pytest.raises(openai.InternalServerError, match="does not exist"):
+            await model.ainvoke("hello")
+
+
 async def curl(*words: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         "curl", "--silent", "--show-error", "--max-time", "30", *words,
@@ -123,3 +167,15 @@ async def test_curl_wakes_uploads_and_streams(standing_proxy: Standing) -> None:
             "-F", "model=qwen", "-F", "file=@/etc/hostname", f"{stand.url}/v1/audio/transcriptions"
         )
         assert (status, "path" in text) == (0, True)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="this node has no curl")
+async def test_curl_that_offers_http2_is_answered(standing_proxy: Standing) -> None:
+    """By HTTP/1.1, since neither plane upgrades a connection to h2c; what it offered is not passed on."""
+    async with standing_proxy() as stand:
+        words = ("--http2", "-i", "-H", "Content-Type: application/json", "-d", json.dumps(CHAT))
+        for _ in range(2):
+            status, text = await curl(*words, f"{stand.url}/v1/chat/completions")
+            assert (status, text.startswith("HTTP/1.1 200")) == (0, True), text
+            names = {name.lower() for name in stand.upstream.seen[-1]["names"]}
+            assert not names & {"upgrade", "http2-settings"}

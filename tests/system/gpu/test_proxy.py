@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.messages import agent_pb2 as wire
 from tests.fakes.cuda import Gpus
 from tests.system import gpu, node_agent
 from tests.system.checkpoints import PYTHON
 from tests.system.ctr import Ctr, eventually
 from tests.system.gpu.toolkit import visible
 from tests.system.node_agent import NodeAgent
+from tests.system.proxy_process import free_port, proxying, wakes
 
 # Answers requests with three events, each of which needs the GPU: what was written there is read back.
 SERVER = """
@@ -60,12 +56,6 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
     with node_agent.short_place() as directory:
@@ -93,29 +83,9 @@ def serving(ctr: Ctr, port: int) -> Iterator[str]:
         yield id
 
 
-@contextmanager
-def proxying(place: Path, agent: NodeAgent, container: str, port: int, plane: str) -> Iterator[str]:
-    """A proxy as a process, before that container."""
-    own = free_port()
-    settings = place / "proxy.yaml"
-    settings.write_text(
-        f"listen: 127.0.0.1:{own}\nplane: {plane}\nagent: {{address: '{agent.address}'}}\n"
-        f"haproxy: {{state: {place}/haproxy}}\n"
-        f"models: {{tiny: {{container: {container}, upstream: 'http://127.0.0.1:{port}', idle: 300ms}}}}\n"
-    )
-    log = place / "proxy.log"
-    command = [sys.executable, "-c", "from kybernate.cli import main; main()", "proxy", "--config", str(settings)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd="/", env={**os.environ, "PYTHONPATH": ""})
-    try:
-        eventually(lambda: "proxy.started" in log.read_text(), seconds=40)
-        yield f"http://127.0.0.1:{own}"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(40) == 0
-    finally:
-        process.kill()
-        process.wait()
-        print(log.read_text()[-4000:])
+def settings(container: str, port: int, plane: str) -> str:
+    model = f"container: {container}, upstream: 'http://127.0.0.1:{port}', idle: 300ms"
+    return f"plane: {plane}\nmodels: {{tiny: {{{model}}}}}\n"
 
 
 def ask(url: str, number: int) -> tuple[list[int], str | None]:
@@ -127,17 +97,12 @@ def ask(url: str, number: int) -> tuple[list[int], str | None]:
         return [int(event) for event in events], answer.headers["X-Kybernate-Wake-Ms"]
 
 
-def wakes(agent: NodeAgent) -> int:
-    found = agent.call("Operations", "ListOperations", wire.ListOperationsRequest()).operations
-    return sum(one.verb == "wake" for one in found)
-
-
 @pytest.mark.parametrize("plane", ["embedded", "haproxy"])
 def test_requests_wake_a_container_and_idle_suspends_it(
     ctr: Ctr, gpus: Gpus, agent: NodeAgent, place: Path, plane: str
 ) -> None:
     port = free_port()
-    with serving(ctr, port) as container, proxying(place, agent, container, port, plane) as url:
+    with serving(ctr, port) as container, proxying(place, agent, settings(container, port, plane)) as url:
         for number in range(1, 4):
             eventually(lambda: gpus.used() == [0, 0], seconds=40)
             numbers, wake_ms = ask(url, number)

@@ -240,6 +240,16 @@ class Tasks(Service, tasks_pb2_grpc.TasksServicer):
         self.fake.ended.set()
         return Empty()
 
+    def Pause(self, request: Any, context: Any) -> Empty:  # noqa: N802
+        key = (self.fake.note("tasks.pause", context), request.container_id)
+        found(self.fake.tasks, key, "task", context).status = process_pb2.PAUSED
+        return Empty()
+
+    def Resume(self, request: Any, context: Any) -> Empty:  # noqa: N802
+        key = (self.fake.note("tasks.resume", context), request.container_id)
+        found(self.fake.tasks, key, "task", context).status = process_pb2.RUNNING
+        return Empty()
+
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
         key = (self.fake.note("tasks.delete", context), request.container_id)
         if found(self.fake.tasks, key, "task", context).status == process_pb2.RUNNING:

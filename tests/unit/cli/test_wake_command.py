@@ -25,7 +25,7 @@ def test_state_is_reached_from_both_and_printed(
 ) -> None:
     node.containerd.add("trainer")
     shim = node.shim("trainer")
-    shim.add("trainer", pid=os.getpid(), suspended=suspended)
+    shim.add("trainer", pid=os.getpid(), suspended=suspended, cuda_pids=[os.getpid()])
     shim.answers["Resume"] = wire.ResumeResponse(vram_bytes=4 << 20)
     shim.answers["Suspend"] = wire.SuspendResponse(vram_bytes=4 << 20)
     assert node.run(verb, "trainer").stdout == printed + "\n"

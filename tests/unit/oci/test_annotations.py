@@ -95,6 +95,9 @@ def test_nearest_key_is_named(key: str, meant: str) -> None:
         ("kybernate.io/checkpoint", "nightly-1.2", "a/b"),
         ("kybernate.io/on-restart", "latest", "newest"),
         ("kybernate.io/max-freeze", "500ms", "0.0s"),
+        ("kybernate.io/vram", "24Gi", "24 GiB"),
+        ("kybernate.io/vram", "500M", "0Gi"),
+        ("kybernate.io/wake-on-use", "false", "no"),
     ],
 )
 def test_values_are_known(key: str, right: str, wrong: str) -> None:
@@ -110,7 +113,7 @@ def test_every_annotation_with_values_of_its_own_is_in_the_table_above() -> None
     assert strict == {
         "kybernate.io/tcp", "kybernate.io/arena", "kybernate.io/force", "kybernate.io/nccl-safe",
         "kybernate.io/pause", "kybernate.io/gpu-map", "kybernate.io/checkpoint", "kybernate.io/on-restart",
-        "kybernate.io/max-freeze",
+        "kybernate.io/max-freeze", "kybernate.io/vram", "kybernate.io/wake-on-use",
     }  # fmt: skip
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from kybernate_shim.config import Config
-from kybernate_shim.oci.preload_spec import DESTINATION, LIBRARY, add_library, wants_library
+from kybernate_shim.oci.preload_spec import (
+    DESTINATION,
+    LEDGER,
+    LIBRARY,
+    add_library,
+    declared_vram,
+    limit_vram,
+    wants_library,
+)
 from kybernate_shim.oci.spec import Spec
 
 ON, ALL = 'arena = "1GiB"', 'arena = "1GiB"\narena_containers = "all"'
@@ -48,3 +56,24 @@ def test_library_is_mounted_and_comes_first() -> None:
     assert document["mounts"][0]["source"] == str(LIBRARY)
     assert "ro" in document["mounts"][0]["options"]
     assert document["process"]["env"] == ["A=1", f"LD_PRELOAD={DESTINATION}:/a.so:/b.so"]
+
+
+@pytest.mark.parametrize(("value", "found"), [("24Gi", 24 << 30), ("500M", 500_000_000), ("4096", 4096), ("24GB", 0)])
+def test_declared_vram_is_a_quantity(value: str, found: int) -> None:
+    assert declared_vram(Spec({"annotations": {"kybernate.io/vram": value}}), config("")) == found
+
+
+def test_declared_vram_needs_the_library_but_no_arena() -> None:
+    declared = {"kybernate.io/vram": "24Gi"}
+    assert wants_library(Spec({"annotations": declared}), config(""))
+    assert not wants_library(Spec({"annotations": {**declared, "kybernate.io/arena": "false"}}), config(ON))
+
+
+def test_limit_is_in_the_environment_and_its_count_on_a_tmpfs() -> None:
+    document: dict[str, Any] = {"process": {"env": ["KYBERNATE_VRAM=0", "A=1"]}}
+    limit_vram(document, 0)
+    assert "A=1" in document["process"]["env"]
+    limit_vram(document, 5 << 20)
+    (mount,) = document["mounts"]
+    assert (mount["destination"], mount["type"]) == (LEDGER, "tmpfs")
+    assert document["process"]["env"] == ["A=1", f"KYBERNATE_VRAM={5 << 20}:{LEDGER}/ledger"]

@@ -38,10 +38,32 @@ def test_sleep_suspends_what_is_active_and_leaves_what_is_suspended(
     hands: Hands, counter: Any, suspended: bool, calls: list[str]
 ) -> None:
     counter.containers["counter"].suspended = suspended
+    counter.containers["counter"].cuda_pids.append(4242)
     counter.answers["Suspend"] = wire.SuspendResponse(vram_bytes=9)
     result = hands.execute(Sleep("counter"))
     assert [type(request).__name__ for request in counter.requests] == calls
     assert result == Result(vram_bytes=0 if suspended else 9)
+
+
+def test_container_without_cuda_is_frozen_and_thawed(node: FakeNode, hands: Hands, counter: Any) -> None:
+    """It has no VRAM to move; asking again changes nothing."""
+    counter.containers["counter"].state = "running"
+    assert hands.execute(Sleep("counter")) == Result()
+    counter.containers["counter"].state = "paused"
+    assert hands.execute(Sleep("counter")) == Result()
+    assert hands.execute(Wake("counter")) == Result()
+    counter.containers["counter"].state = "running"
+    assert hands.execute(Wake("counter")) == Result()
+    assert node.containerd.calls == ["tasks.pause", "tasks.resume"]
+    assert not counter.requests
+
+
+@pytest.mark.parametrize("known", [{"note": "its processes could not be examined"}, {"phase": "checkpoint"}])
+def test_container_that_may_use_cuda_is_suspended_and_not_frozen(hands: Hands, counter: Any, known: Any) -> None:
+    for name, value in known.items():
+        setattr(counter.containers["counter"], name, value)
+    counter.answers["Suspend"] = wire.SuspendResponse(vram_bytes=9)
+    assert hands.execute(Sleep("counter")) == Result(vram_bytes=9)
 
 
 PARKED = ParkedContainer("counter", "default", "id-1", "/log")
