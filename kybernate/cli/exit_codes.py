@@ -29,10 +29,10 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
     ExitCode.USAGE: ("Invalid",),
     ExitCode.NOT_FOUND: ("Missing", "NoImage"),
     ExitCode.REFUSED: (
-        "Ambiguous", "Claimed", "Denied", "Exhausted", "ImageUntrusted", "NotKybernate",
+        "Ambiguous", "Claimed", "Denied", "Exhausted", "NotKybernate",
         "NothingToCancel", "Refused", "ShimTooOld", "StoreDenied",
     ),
-    ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
+    ExitCode.TIMED_OUT: ( "TimedOut", "NotFinished",),
     ExitCode.UNAVAILABLE: (
         "AgentUnreachable", "ContainerdUnreachable", "ImageRegistryUnreachable",
         "JournalUnusable", "PeerFailed", "ShimGone", "StoreUnreachable", "Unavailable",

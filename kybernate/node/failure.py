@@ -51,3 +51,7 @@ class Ambiguous(Failure):
 
 class NoImage(Failure):
     """There is no complete image of that name or id, at the place or in the tier."""
+
+
+class TimedOut(Failure):
+    """It was not answered, or had not ended, in its time."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from kybernate.node.failure import Failure, Missing, Refused
+from kybernate.node.failure import Failure, Missing, Refused, TimedOut
 from kybernate.node.lookup import KnownContainer
 from kybernate_shim.address import socket_path
 from kybernate_shim.linux.process import has_ended
@@ -57,12 +57,6 @@ class ShimRefused(Failure):
 
 class NothingToCancel(ShimRefused):
     """The operation that was to be cancelled does not run: it has ended, or the shim does not know it."""
-
-
-class ShimTooSlow(Failure):
-    """The shim has not answered in time."""
-
-    advice = "`kybernate status CONTAINER` shows what it is doing"
 
 
 class Shim:
@@ -133,7 +127,10 @@ class Shim:
         except RpcError as error:
             raise _translated(error, self._container) from error
         except TimeoutError as error:
-            raise ShimTooSlow(f"the shim of {self._container.title} has not answered for {timeout:g} s") from error
+            raise TimedOut(
+                f"the shim of {self._container.title} has not answered for {timeout:g} s",
+                advice="`kybernate status CONTAINER` shows what it is doing",
+            ) from error
         except ConnectionError as error:
             raise ShimGone(f"the shim of {self._container.title} ended before it answered: {error}") from error
 

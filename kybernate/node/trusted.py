@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Refused
 from kybernate_shim import errors
 from kybernate_shim.checkpoint.image.genuine import STRONG
 from kybernate_shim.checkpoint.image.locate import locate
@@ -29,10 +29,6 @@ from kybernate_shim.trust.requester import requester_of
 
 Fault = Literal["", "unsigned", "unknown key", "changed"]
 KeyKind = Literal["node", "retired", "shared"]
-
-
-class ImageUntrusted(Failure):
-    """The image is not restored before an administrator has examined it."""
 
 
 @dataclass(frozen=True)
@@ -136,23 +132,23 @@ def weak_files(manifest: Manifest) -> list[str]:
 
 
 def require_trusted(image: Image, config: Config) -> Key:
-    """Return the key that has signed the image; it and its place can be relied on. Raises ImageUntrusted and OSError.
+    """Return the key that has signed the image; it and its place can be relied on. Raises Refused and OSError.
 
     The digests of an image of another node must hold against a forger, because other hands may have had the files.
     """
     advice = f"`kybernate import {image.path}` examines the image, and signs it if you confirm"
     signed = signature_of(image, ring_of(known_keys(config)))
     if signed.key is None:
-        raise ImageUntrusted(f"{image.path}: {signed.reason}", state="nothing was created", advice=advice)
+        raise Refused(f"{image.path}: {signed.reason}", state="nothing was created", advice=advice)
     openness = openness_of(image.path, image.manifest, image.manifest_name)
     if openness.changeable:
-        raise ImageUntrusted(
+        raise Refused(
             f"{image.path}: other users can change the image: {openness.reason}",
             state="nothing was created",
             advice=advice,
         )
     if signed.key.shared and (weak := weak_files(image.manifest)):
-        raise ImageUntrusted(
+        raise Refused(
             f"{image.path}: {len(weak)} files, {weak[0]} among them, have digests that detect damage but not"
             " forgery, and a shared key has signed the image",
             state="nothing was created",
@@ -162,7 +158,7 @@ def require_trusted(image: Image, config: Config) -> Key:
 
 
 def require_named(image: Image, spec: Mapping[str, Any], config: Config) -> None:
-    """Refuse a pod's image that lies where the shim does not take it for the pod's. Raises ImageUntrusted.
+    """Refuse a pod's image that lies where the shim does not take it for the pod's. Raises Refused.
 
     The new container of a pod's image has a tenant's rights, and so the place of the image counts.
     """
@@ -172,7 +168,7 @@ def require_named(image: Image, spec: Mapping[str, Any], config: Config) -> None
     try:
         locate(Wanted(str(image.path), "kybernate restore"), requester, config)
     except (errors.Refused, CheckpointNotFound) as error:
-        raise ImageUntrusted(
+        raise Refused(
             str(error), state="nothing was created", advice=f"`kybernate import {image.path}` moves it to its place"
         ) from error
 

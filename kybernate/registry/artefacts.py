@@ -18,7 +18,7 @@ from typing import Final
 from kybernate.node.failure import Failure
 from kybernate.node.images import FoundPlaces, ImagePlace, ListedImage, find_places, judged
 from kybernate.node.trusted import known_keys, ring_of
-from kybernate.registry.beside import Beside, BesideInvalid, read
+from kybernate.registry.beside import Beside, read
 from kybernate.registry.model import Annotations, Gpu, ImageRow, Replica, ReplicaState, damaged_key
 from kybernate_shim.checkpoint.image.manifest import NAME, REGISTRY, Manifest, Source, UsedGpu
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_manifest
@@ -186,7 +186,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
 def _beside(directory: Path) -> tuple[Beside | None, str]:
     try:
         return read(directory), ""
-    except BesideInvalid as error:
+    except ValueError as error:
         return None, str(error)
 
 

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from kybernate_shim.arena.control import ControlFailed, ControlInvalid, ControlSilent
+from kybernate_shim.arena.control import ControlFailed, ControlUnusable
 from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_worker.calls import DriverRefused
@@ -18,7 +18,7 @@ from kybernate_shim.worker_protocol.messages import changed
 
 OUT_OF_MEMORY = 2  # the driver's
 FAILURES = (
-    *(ControlFailed, ControlInvalid, ControlSilent, DriverRefused, JobOverdue),
+    *(ControlFailed, ControlUnusable, ControlUnusable, DriverRefused, JobOverdue),
     *(NoRoom, Busy, ArenaUnavailable, OSError),
 )
 
@@ -43,6 +43,6 @@ def _refusal_of(error: Exception) -> ArenaRefusal:
         return ArenaRefusal.BUSY
     if isinstance(error, ControlFailed) and error.code == OUT_OF_MEMORY:
         return ArenaRefusal.NO_ROOM
-    if isinstance(error, ControlSilent | ControlInvalid | JobOverdue):
+    if isinstance(error, ControlUnusable | ControlUnusable | JobOverdue):
         return ArenaRefusal.LIBRARY  # the program's own doing, and no fault of the worker's
     return ArenaRefusal.FAILED

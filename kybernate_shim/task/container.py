@@ -175,7 +175,7 @@ class Container:
     async def delete(self) -> Process:
         """Remove the container that has ended or was never started, and return its init.
 
-        Raises Refused while it runs, and UnmountFailed when the rootfs is still in use: the container then stays
+        Raises Refused while it runs, and MountFailed when the rootfs is still in use: the container then stays
         known, so that the call can be repeated. A restore that runs ends, as with a SIGKILL: it may take minutes.
         """
         if self.init.pid == 0:

@@ -17,7 +17,7 @@ from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.vram_io import digest, file_digests, files, thread_pool
 from kybernate_shim.vram_io.arrival import reading
 from kybernate_shim.vram_io.buffers import Buffer
-from kybernate_shim.vram_io.errors import CopyCancelled, VramError
+from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.saved_regions import SavedRegion
 from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover import target
@@ -219,7 +219,7 @@ class FilePrefetch:
                 ]
                 todo = thread_pool.pieces((file, file.size, self._how.piece_bytes) for file in opened)
                 thread_pool.run(todo, _read_piece, self._how)
-        except (CopyCancelled, VramError):
+        except VramError:
             pass
 
 

@@ -29,7 +29,6 @@ from kybernate.node import importing
 from kybernate.node.failure import Failure, Invalid
 from kybernate.node.specs import spec_of
 from kybernate.registry import beside, paging
-from kybernate.registry.beside import BesideInvalid
 from kybernate.registry.model import Filter
 from kybernate.store import header, lease, notes
 from kybernate.store.errors import StoreInvalid
@@ -175,8 +174,8 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
     "recipe": (sealed, StoreInvalid),
     "manifest": (lambda content, directory: manifest.decode(content), manifest.ManifestInvalid),
     "names": (in_file(names.FILE, names.read), CheckpointInvalid),
-    "registry's file": (lambda content, directory: beside.decode(content), BesideInvalid),
-    "row": (lambda content, directory: beside.decode_annotations(content.decode("latin-1")), BesideInvalid),
+    "registry's file": (lambda content, directory: beside.decode(content), ValueError),
+    "row": (lambda content, directory: beside.decode_annotations(content.decode("latin-1")), ValueError),
     "spec": (lambda content, directory: importing._parsed(content), FileUnreadable),
     "document of a registry": (lambda content, directory: documents.chosen(content), ArtefactOdd),
     "credentials": (

@@ -32,7 +32,7 @@ CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
     grpc.StatusCode.UNAVAILABLE: (
         "ContainerdUnreachable", "JournalUnusable", "ShimGone", "Unavailable",
     ),
-    grpc.StatusCode.DEADLINE_EXCEEDED: ("DeadlinePassed", "ShimTooSlow"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: ( "TimedOut",),
     grpc.StatusCode.UNIMPLEMENTED: ("ShimTooOld",),
     grpc.StatusCode.DATA_LOSS: ("RegistryDamaged",),
 }  # fmt: skip

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kybernate.agent.storage.arrivals import Arrivals
-from kybernate.node.failure import Failure, NoImage
-from kybernate.node.trusted import ImageUntrusted, known_keys, ring_of, signature_of
+from kybernate.node.failure import Failure, NoImage, Refused
+from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate.store.errors import StoreFull
 from kybernate.store.movement.moving import ImageNowhere
 from kybernate.store.streaming.left import remove_left
@@ -82,7 +82,7 @@ class Fetches:
     async def fetch(self, namespace: str, name: str) -> Path:
         """Bring an image, and return its directory when its restore may begin; the rest arrives afterwards.
 
-        Raises NoImage, ImageUntrusted, StoreFull, Failure, and what the tier that has it raises.
+        Raises NoImage, Refused, StoreFull, Failure, and what the tier that has it raises.
         """
         if not NAME.fullmatch(name) or (namespace and not NAMESPACE.fullmatch(namespace)):
             raise NoImage(f"{name[:300]!r} is not the name of an image")
@@ -153,13 +153,13 @@ class Fetches:
             return await self._arrivals.opened(_exactly(found, namespace, name), stored=True)
 
     def _require_trusted(self, copies: Copies, manifest: Manifest, namespace: str) -> None:
-        """Raise ImageUntrusted for what its shim would refuse. That decides again, by what has come."""
+        """Raise Refused for what its shim would refuse. That decides again, by what has come."""
         if manifest.source.namespace != namespace:
-            raise ImageUntrusted(f"{copies.ref} is an image of namespace {manifest.source.namespace!r}")
+            raise Refused(f"{copies.ref} is an image of namespace {manifest.source.namespace!r}")
         image = Image(Path(copies.ref.path), manifest, content=copies.manifest)
         signed = signature_of(image, ring_of(known_keys(self._config())))
         if namespace and signed.key is None:
-            raise ImageUntrusted(f"{copies.ref}: {signed.reason}")
+            raise Refused(f"{copies.ref}: {signed.reason}")
 
     async def _require_room(self) -> None:
         """Raise StoreFull where all that arrives would fill the disk, or the images' quota, above its watermark."""

@@ -14,7 +14,7 @@ from tests.documentation import GAP, ROOT, all_texts, cells, modules, quoted, te
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 # Caught where they are raised, or the parents of those that are raised: no user ever reads them.
 INTERNAL = {
-    "Abandoned", "Stopped", "CudaError", "Failed",
+    "Stopped", "CudaError", "Failed",
     "ImageClosed", "NotAnswered",
     "NotUnderstood",
     "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",

@@ -32,7 +32,7 @@ from kybernate_shim.checkpoint.image.verification import problems_of
 from kybernate_shim.errors import NoRoom
 from kybernate_shim.vram_io import file_digests
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
-from kybernate_shim.vram_io.errors import NotArrived
+from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.image_files import VramFile
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from tests.fakes.images import CONTENTS, PATTERN
@@ -147,7 +147,7 @@ def test_failed_arrival_leaves_nothing(stored: StorePlace, tmp_path: Path) -> No
             assert record is not None
             try:
                 record.wait_all()
-            except NotArrived as error:
+            except VramError as error:
                 said.append(str(error))
             arriving.wait()
 
@@ -250,6 +250,6 @@ def test_server_that_goes_away_is_named_in_the_record(
 
     with pytest.raises(StoreUnreachable, match="the service is away"):
         restore()
-    with pytest.raises(NotArrived, match=r"the rest of the image did not arrive from .*: the service is away"):
+    with pytest.raises(VramError, match=r"the rest of the image did not arrive from .*: the service is away"):
         records[0].wait_all()
     assert not (tmp_path / "back").exists()

@@ -247,7 +247,7 @@ class Operations(RuleBasedStateMachine):
         for one in self.records():
             fate = self.world.fates.get(one.id)
             if one.final:
-                late = one.fault is not None and one.fault.type == "DeadlinePassed"
+                late = one.fault is not None and one.fault.type == "TimedOut"
                 assert (one.state, one.cause) != (State.CANCELLED, "deadline")
                 assert fate in MAY_END[one.state] | ({"cancelled"} if late else set()), (one, fate)
                 assert self.world.files.get(one.id) == (
