@@ -86,12 +86,12 @@ def _source(reference: str, plain_http: bool, ca: Path | None, file: Path | None
         return
     target = parsed(reference)
     how = connection(target.host, plain_http=plain_http, ca=ca, file=file, parallel=parallel)
-    from kybernate.export.registry_client import RegistryClient
-    from kybernate.export.sources import RegistrySource
+    from kybernate.export.registry_client import ImageRegistryClient
+    from kybernate.export.sources import ImageRegistrySource
 
-    client = RegistryClient(target, how)
+    client = ImageRegistryClient(target, how)
     try:
-        yield RegistrySource(client)
+        yield ImageRegistrySource(client)
     finally:
         client.close()
 

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.reporting import not_installed
 from kybernate.node.failure import Missing, Unavailable
 from kybernate_shim.logs import LineWriter, Log, number_of
 
@@ -40,10 +41,7 @@ def up(
     try:
         from kybernate.up import models_file, program  # what it loads, no other command needs
     except ImportError as error:
-        raise Unavailable(
-            f"`kybernate up` cannot be loaded: {error}",
-            advice="pip install 'kybernate[all]' into the environment of this command",
-        ) from error
+        raise not_installed("`kybernate up`", error, "all") from error
     if schema:
         typer.echo(json.dumps(models_file.schema(), indent=2))
         return

@@ -25,7 +25,7 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
 
 
 @dataclass(frozen=True)
-class Target:
+class Endpoint:
     """An address in gRPC's form, with what TLS needs; without `tls` it is a UNIX socket of this machine."""
 
     address: str
@@ -44,7 +44,7 @@ class Target:
         return grpc.aio.secure_channel(self.address, _credentials(self.tls), options=_with_name(self.tls))
 
 
-def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[str, str] = os.environ) -> Target:
+def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[str, str] = os.environ) -> Endpoint:
     """Return the target that `address` means: a path or unix:PATH, HOST:PORT with TLS, or the name of a context.
 
     "" is $KYBERNATE_AGENT, and without that the node's own socket. HOST:PORT without `tls` has that of client.toml.
@@ -56,7 +56,7 @@ def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[st
         context = load().named(wanted)
         wanted, tls = context.address, tls or context.tls
     if wanted.startswith(("/", "unix:")):
-        return Target(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
+        return Endpoint(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
     if tls is None:
         tls = load().tls
     if tls is None:
@@ -64,7 +64,7 @@ def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[st
             f"{wanted} needs TLS, and there is no certificate for it",
             advice="name `ca`, `certificate` and `key` in a context or in client.toml, or pass tls=Tls(…)",
         )
-    return Target(wanted, tls)
+    return Endpoint(wanted, tls)
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:

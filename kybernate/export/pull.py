@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,6 +21,7 @@ from kybernate.export.unpack import Unpacking
 from kybernate.node.audited import audit, image_ref
 from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
+from kybernate.node.reading import OnProgress
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, read_image
@@ -34,7 +35,6 @@ from kybernate_shim.trust.keys import Key
 from kybernate_shim.trust.places import make_private
 
 NOTHING = "nothing was kept"
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Fetching:
     def __init__(self, directory: Path, *, continued: bool = False) -> None:
         self._directory, self._continued = directory, continued
 
-    def fill(self, source: Source, progress: Progress = lambda done, total: None) -> Fetched:
+    def fill(self, source: Source, progress: OnProgress = lambda done, total: None) -> Fetched:
         """Fetch an image, of which nothing is trusted yet: its files are those of its manifest, by name and size.
 
         Raises ArtefactOdd, Failure, and what the source raises.
@@ -119,7 +119,7 @@ def vouching_key(image: Image, config: Config) -> Key | None:
 
 
 def admit_signed(
-    image: Image, target: Path, key: Key, origin: str, config: Config, progress: Progress = lambda done, total: None
+    image: Image, target: Path, key: Key, origin: str, config: Config, progress: OnProgress = lambda done, total: None
 ) -> str:
     """Compare every byte of a fetched image with its manifest, and move it to `target`, unchanged.
 
@@ -135,7 +135,7 @@ def admit_signed(
     return audit("import", "done", ref, config, reason=f"from {origin}, signed by key {key.id}")
 
 
-def _require_whole(image: Image, config: Config, progress: Progress) -> None:
+def _require_whole(image: Image, config: Config, progress: OnProgress) -> None:
     try:
         problems = verify(image.path, progress, encryption_key=config.encryption_key)
     except (Refused, CheckpointInvalid, OSError) as error:

@@ -53,7 +53,7 @@ class Connection:
     parallel: int = 4
 
 
-class RegistryClient:
+class ImageRegistryClient:
     """The repository of a reference. Its methods are used by several threads. `stop` ends all of them."""
 
     def __init__(self, reference: Reference, how: Connection, *, push: bool = False) -> None:

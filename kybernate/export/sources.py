@@ -19,7 +19,7 @@ from kybernate.export.documents import LAYER, MOST_DOCUMENT, TITLE, Descriptor, 
 from kybernate.export.download import blob
 from kybernate.export.entries import FOLDER
 from kybernate.export.errors import ArtefactOdd
-from kybernate.export.registry_client import RegistryClient
+from kybernate.export.registry_client import ImageRegistryClient
 from kybernate.export.tar_stream import BLOCK, END, header, members
 from kybernate.export.unpack import Unpacking, decompressed, verified
 from kybernate_shim.checkpoint.image.manifest import NAME, Manifest
@@ -50,10 +50,10 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class RegistrySource:
+class ImageRegistrySource:
     """An image of an image registry."""
 
-    client: RegistryClient
+    client: ImageRegistryClient
 
     def fill(self, unpacking: Unpacking) -> Origin:
         """See Source."""

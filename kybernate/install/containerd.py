@@ -58,7 +58,7 @@ class Installed:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SetupOutcome:
     """What a setup has done. `pending` says what is left to the administrator, "" where nothing is."""
 
     changed: tuple[str, ...]
@@ -101,7 +101,7 @@ def set_up(
     restart: Sequence[str] = (),
     address: str = DEFAULT_ADDRESS,
     step: Callable[[str], object] = lambda words: None,
-) -> Outcome:
+) -> SetupOutcome:
     """Write what `planned` returned, restart containerd and run a container; after a failure all is as before.
 
     `restart`: the command that restarts containerd, by default that of its systemd service. Without either, the files
@@ -128,7 +128,7 @@ def set_up(
         raise
     if not command and (changed or stale):
         _await_restart(found)
-        return Outcome(names, False, False, "restart containerd, then run this again: it verifies the handler")
+        return SetupOutcome(names, False, False, "restart containerd, then run this again: it verifies the handler")
     if changed or stale:
         step(f"restart containerd: {' '.join(command)}")
         try:
@@ -142,10 +142,10 @@ def set_up(
             if isinstance(error, Failure):
                 error.state = "the earlier configuration is back, and containerd runs with it"
             raise
-        return Outcome(names, True, True)
+        return SetupOutcome(names, True, True)
     step("run a container")
     run_container(address)
-    return Outcome((), False, True)
+    return SetupOutcome((), False, True)
 
 
 def has_shim() -> bool:

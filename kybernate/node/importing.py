@@ -24,7 +24,15 @@ from typing import Any, Final
 from kybernate.node.audited import audit, image_ref
 from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
-from kybernate.node.reading import digest_for, opened, opened_directory, pieces_of, require_same, strong_digest_for
+from kybernate.node.reading import (
+    OnProgress,
+    digest_for,
+    opened,
+    opened_directory,
+    pieces_of,
+    require_same,
+    strong_digest_for,
+)
 from kybernate.node.restore import MOST_SPEC
 from kybernate.node.trusted import openness_of
 from kybernate_shim import bounded_json
@@ -55,7 +63,6 @@ from kybernate_shim.vram_io.errors import VramError
 
 MOST_THREADS = 8  # more only contend for memory bandwidth
 SHOWN = 5
-Progress = Callable[[int, int], object]
 
 
 IMAGE_NOT_WHOLE_ADVICE: Final = "it cannot be imported; copy it again from where it was made"
@@ -85,7 +92,7 @@ class Imported:
     unaudited: str
 
 
-def examine(directory: Path, progress: Progress = lambda done, total: None) -> Examined:
+def examine(directory: Path, progress: OnProgress = lambda done, total: None) -> Examined:
     """Read an image and compare every byte with its manifest. Raises Failure."""
     try:
         with opened_directory(directory) as source:
@@ -127,7 +134,7 @@ def admit(
     config: Config,
     *,
     move: bool,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
     staging: str = "",
     origin: str = "",
 ) -> Imported:
@@ -148,7 +155,7 @@ def admit(
 
 
 def _admit(
-    image: Examined, target: Path, namespace: str, config: Config, *, move: bool, progress: Progress, staging: str
+    image: Examined, target: Path, namespace: str, config: Config, *, move: bool, progress: OnProgress, staging: str
 ) -> Manifest:
     _require_free(image.directory, target)
     try:
@@ -207,7 +214,7 @@ def _require_complete(source: int, manifest: Manifest) -> None:
         raise FileUnreadable(f"{len(extra)} entries that the manifest does not list: {shown}")
 
 
-def _digests(source: int, manifest: Manifest, progress: Progress) -> tuple[dict[str, str], dict[str, Any]]:
+def _digests(source: int, manifest: Manifest, progress: OnProgress) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the BLAKE3 digest of every file, and the container's configuration, all compared with the manifest."""
     count = _Count(manifest.bytes, progress)
     kept = bytearray()
@@ -280,7 +287,7 @@ def _rename(directory: Path, target: Path) -> None:
             sync(parent)
 
 
-def _copy(image: Examined, target: Path, manifest: Manifest, progress: Progress, staging: Path) -> None:
+def _copy(image: Examined, target: Path, manifest: Manifest, progress: OnProgress, staging: Path) -> None:
     """Copy the image's files through descriptors; `target` appears when all of them are on the disk."""
     require_space(target.parent, manifest.bytes)
     staging.mkdir(mode=DIRECTORY_MODE)
@@ -347,7 +354,7 @@ def _umask() -> Iterator[None]:
 class _Count:
     """Sums what threads have done."""
 
-    def __init__(self, total: int, progress: Progress) -> None:
+    def __init__(self, total: int, progress: OnProgress) -> None:
         self._done, self._total, self._progress, self._lock = 0, total, progress, threading.Lock()
 
     def __call__(self, count: int) -> None:

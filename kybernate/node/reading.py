@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from kybernate_shim.checkpoint.image.manifest import File
 from kybernate_shim.linux.plain_files import open_plain, read_plain
 
 CHUNK = 1 << 20
+OnProgress = Callable[[int, int], object]  # bytes done, and bytes in all
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from kybernate.verbs.room import OPEN, Room
 if TYPE_CHECKING:  # the extra `store`, and what takes long to load
     from kybernate.store.movement.turns import Turns
     from kybernate.store.tiers.tier import Held, Ref, Tier
-    from kybernate.store.transfer import Progress
+    from kybernate.store.transfer import TransferProgress
     from kybernate_shim.checkpoint.image.manifest import Source
 
 
@@ -86,7 +86,7 @@ class Arriving(Protocol):
     """Brings images that are not on the node."""
 
     def in_memory(
-        self, ref: Ref, restore: str, report: Callable[[Progress], object], *, stored: bool
+        self, ref: Ref, restore: str, report: Callable[[TransferProgress], object], *, stored: bool
     ) -> AbstractAsyncContextManager[Path]:
         """Bring an image for one restore, and yield its directory when that may begin."""
 

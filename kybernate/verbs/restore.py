@@ -26,7 +26,7 @@ from kybernate.node.stdio import into_log
 from kybernate.store.policy.model import Priority
 from kybernate.store.streaming import memory
 from kybernate.store.tiers.tier import Ref
-from kybernate.store.transfer import Progress
+from kybernate.store.transfer import TransferProgress
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
 from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target, steps_of
 from kybernate.verbs.node import Elsewhere, Node
@@ -62,7 +62,7 @@ class _Receiving:
         self._attempt, self._count = attempt, attempt.counted(RECEIVE)
         self._began, self._bytes, self._ended = time.monotonic(), 0, False
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: TransferProgress) -> None:
         """Take over the progress of the transfer. Raises OperationUndone where the operation is to end."""
         self._attempt.check()
         if not self._ended:

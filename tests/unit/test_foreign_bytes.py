@@ -35,7 +35,7 @@ from kybernate.store.errors import StoreInvalid
 from kybernate.store.format import recipe
 from kybernate.store.keys import StoreKey
 from kybernate.store.objects import Stored
-from kybernate.store.policy import traces
+from kybernate.store.simulation import traces
 from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.image import manifest
@@ -85,7 +85,7 @@ READS: Final = {
     "kybernate/install/containerd.py": OPERATOR,
     "kybernate/node/containerd_health.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,
-    "kybernate/store/policy/traces.py": OPERATOR,
+    "kybernate/store/simulation/traces.py": OPERATOR,
     "kybernate/up/pods.py": OWN,
 }
 

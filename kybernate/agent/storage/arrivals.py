@@ -19,7 +19,7 @@ from kybernate.store.in_thread import in_thread
 from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.tier import Ref, Source, Tier
-from kybernate.store.transfer import Progress, Transfer
+from kybernate.store.transfer import Transfer, TransferProgress
 from kybernate.verbs.node import Elsewhere
 from kybernate_shim.checkpoint.image.manifest import decode
 
@@ -60,7 +60,7 @@ class Arrivals:
 
     @asynccontextmanager
     async def in_memory(
-        self, ref: Ref, restore: str, report: Callable[[Progress], object], *, stored: bool
+        self, ref: Ref, restore: str, report: Callable[[TransferProgress], object], *, stored: bool
     ) -> AsyncIterator[Path]:
         """Bring an image into memory for one restore, and yield its directory when that may begin.
 
@@ -79,7 +79,7 @@ class Arrivals:
         finally:
             await copies.close()
 
-    def transfer(self, report: Callable[[Progress], object]) -> AbstractContextManager[Transfer]:
+    def transfer(self, report: Callable[[TransferProgress], object]) -> AbstractContextManager[Transfer]:
         """Return a transfer that a restore waits for."""
         settings = self._settings()
         return self._turns.transfer(

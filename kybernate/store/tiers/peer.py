@@ -17,7 +17,7 @@ import grpc
 
 from kybernate.client.errors import AgentRefused, translated
 from kybernate.client.requests import Pages
-from kybernate.client.target import Target
+from kybernate.client.target import Endpoint
 from kybernate.messages import agent_pb2, peer_pb2
 from kybernate.messages.agent_pb2_grpc import CheckpointsStub
 from kybernate.messages.peer_pb2_grpc import PeersStub
@@ -48,7 +48,7 @@ class PeerTier:
     """The images of the node `node`, whose agent is at `target`. `config` says which keys sign images here."""
 
     node: str
-    target: Target
+    target: Endpoint
     config: Config
     level: int = 3
     durable: bool = True
@@ -157,7 +157,7 @@ class PeerSource:
         return PeerConnection(self._tier.target)
 
 
-async def open_image(channel: grpc.aio.Channel, target: Target, name: str) -> peer_pb2.OpenedImage:
+async def open_image(channel: grpc.aio.Channel, target: Endpoint, name: str) -> peer_pb2.OpenedImage:
     """Open an image by its name. Raises NoImage, AgentUnreachable and AgentRefused."""
     request = peer_pb2.OpenImageRequest(image=name)
     with _found_at(target):
@@ -165,7 +165,7 @@ async def open_image(channel: grpc.aio.Channel, target: Target, name: str) -> pe
 
 
 @contextmanager
-def _found_at(target: Target) -> Iterator[None]:
+def _found_at(target: Endpoint) -> Iterator[None]:
     """Raises NoImage where the agent does not know an image, AgentUnreachable and AgentRefused."""
     try:
         with translated(target.address):

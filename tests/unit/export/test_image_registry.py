@@ -25,8 +25,8 @@ from kybernate.export.layers import Compression
 from kybernate.export.pull import fetching
 from kybernate.export.push import Pushed
 from kybernate.export.reference import Reference, parsed
-from kybernate.export.registry_client import ATTEMPTS, Connection, RegistryClient
-from kybernate.export.sources import RegistrySource
+from kybernate.export.registry_client import ATTEMPTS, Connection, ImageRegistryClient
+from kybernate.export.sources import ImageRegistrySource
 from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import Image
@@ -55,10 +55,10 @@ def pull(
     server: FakeRegistry, config: Config, reference: Reference | None = None, how: Connection = PARALLEL
 ) -> dict[str, bytes]:
     """Return the files that a pull gives; nothing is left of them on the disk."""
-    client = RegistryClient(reference or at(server), how)
+    client = ImageRegistryClient(reference or at(server), how)
     try:
         with fetching(config) as directory:
-            return content(directory.fill(RegistrySource(client)).image.path)
+            return content(directory.fill(ImageRegistrySource(client)).image.path)
     finally:
         client.close()
 
@@ -92,18 +92,18 @@ def test_pull_that_was_killed_continues_after_whole_layers(server: FakeRegistry,
     all_of_it = server.requests["GET blobs"]
     server.requests.clear()
     server.faults["GET blobs"] = lambda number: broken() if number >= all_of_it else None
-    client = RegistryClient(done.reference, NO_PARALLEL)
+    client = ImageRegistryClient(done.reference, NO_PARALLEL)
     with pytest.raises(ImageRegistryUnreachable), fetching(config, text) as directory:
-        directory.fill(RegistrySource(client))
+        directory.fill(ImageRegistrySource(client))
     client.close()
     (left,) = config.checkpoint_root.glob(".import-*")
     assert [json.loads(line)["layer"] for line in (left / LAYERS).read_text().splitlines()[1:]]
     (left / "half-1.img").write_bytes(b"half")
     del server.faults["GET blobs"]
     server.requests.clear()
-    client = RegistryClient(done.reference, NO_PARALLEL)
+    client = ImageRegistryClient(done.reference, NO_PARALLEL)
     with fetching(config, text) as directory:
-        assert content(directory.fill(RegistrySource(client)).image.path) == content(image.path)
+        assert content(directory.fill(ImageRegistrySource(client)).image.path) == content(image.path)
     client.close()
     assert not list(config.checkpoint_root.glob(".import-*"))
     assert server.requests["GET blobs"] < all_of_it
@@ -158,16 +158,16 @@ def test_part_whose_answer_is_lost_is_not_sent_twice(
     server: FakeRegistry, image: Image, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [True]
-    original = RegistryClient.once
+    original = ImageRegistryClient.once
 
-    def once_lost(self: RegistryClient, method: str, *rest: Any) -> httpx.Response:
+    def once_lost(self: ImageRegistryClient, method: str, *rest: Any) -> httpx.Response:
         answer = original(self, method, *rest)
         if method == "PATCH" and lost:
             lost.clear()
             raise httpx.ReadError("the answer is lost")
         return answer
 
-    monkeypatch.setattr(RegistryClient, "once", once_lost)
+    monkeypatch.setattr(ImageRegistryClient, "once", once_lost)
     push(server, image)
     assert pull(server, config) == content(image.path)
 

@@ -18,7 +18,7 @@ from kybernate.store.tiers import copying
 from kybernate.store.tiers.arrived import Arrived
 from kybernate.store.tiers.directory import ARRIVING, DirectoryTier
 from kybernate.store.tiers.tier import Ref, Source
-from kybernate.store.transfer import Progress, Transfer
+from kybernate.store.transfer import Transfer, TransferProgress
 from kybernate_shim.checkpoint.image.verification import verify
 from tests.fakes.sized_image import MIB, contents, write_sized_image
 
@@ -48,7 +48,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kybernate.store.tiers.directory.READ_BYTES", 1 << 18)
 
 
-async def copied(source: DirectoryTier, target: DirectoryTier, transfer: Transfer | None = None) -> Progress:
+async def copied(source: DirectoryTier, target: DirectoryTier, transfer: Transfer | None = None) -> TransferProgress:
     transfer = transfer or Transfer()
     held = await target.receive(await source.open(REF), transfer)
     assert held.ref == REF
