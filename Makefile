@@ -87,6 +87,7 @@ bench-gpu:
 
 docs: venv
 	$(BIN)/python -m tools.generate_docs
+	$(BIN)/python -m tests.browser.screenshots
 	$(BIN)/python -m mkdocs build
 
 docs-serve: venv

@@ -108,9 +108,10 @@ PARTS = (
     Part("checkpoints", (
         "system/test_bound_sockets.py", "system/test_checkpoint.py", "system/test_checkpoint_failures.py",
         "system/test_checkpoint_hold.py", "system/test_checkpoint_repeats.py", "system/test_identities.py",
+        "system/test_kinds.py",
         "system/test_restorable.py", "system/test_restore_again.py", "system/test_restore_failures.py",
         "system/test_rootfs.py", "system/test_volumes.py",
-    ), 110),
+    ), 125),
     Part(
         "GPU work cancelled",
         ("system/test_gpu_cancel.py",),

@@ -54,6 +54,7 @@ def serve(
     ] = "",
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate: serve TLS.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate.")] = None,
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="Other machines may reach it without TLS.")] = False,
     socket: Annotated[Path, typer.Option(metavar="FILE", help="Socket on which links are asked for.")] = Path(
         "/run/kybernate/page.sock"
     ),
@@ -73,5 +74,7 @@ def serve(
             f"{listen!r} is not an address",
             advice="write HOST:PORT, such as 127.0.0.1:7070, or :7070 for all addresses of the node",
         ) from error
-    serving = program.Serving(host, port, url, agent, proxy, proxy_key, certificate, key, socket, session_key)
+    serving = program.Serving(
+        host, port, url, agent, proxy, proxy_key, certificate, key, socket, session_key, plaintext
+    )
     program.run(serving)

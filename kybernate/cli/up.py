@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.output import echo, printable
 from kybernate.cli.reporting import not_installed
 from kybernate.node.failure import Missing, Unavailable
 from kybernate_shim.logs import LineWriter, Log, number_of
@@ -20,6 +21,7 @@ from kybernate_shim.logs import LineWriter, Log, number_of
 FILE = Path("models.yaml")
 START_SECONDS = 20.0
 STOP_SECONDS = 30.0
+LOG_SECONDS = 0.2  # between two looks at a log
 
 
 def register(app: typer.Typer) -> None:
@@ -87,26 +89,24 @@ def logs(
         Path, typer.Option("--file", metavar="FILE", help="The models.", show_default="models.yaml")
     ] = FILE,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print what follows, until Ctrl-C.")] = False,
+    tail: Annotated[
+        int, typer.Option("-n", "--tail", min=0, max=10_000, metavar="LINES", help="Lines that are there already.")
+    ] = 10_000,
 ) -> None:
     """Print the output of a model's program."""
-    from kybernate.page.log_file import text_of  # what it loads, no other command needs
+    from kybernate.node.container_log import LogFile  # what it loads, no other command needs
     from kybernate.up import models_file, pods
 
-    project = models_file.load(file, os.environ).project
-    path = pods.LOGS / project / model / "0.log"
-    try:
-        with path.open("rb") as lines:
-            while True:
-                for line in lines:
-                    typer.echo(text_of(line.rstrip(b"\n")))
-                if not follow:
-                    return
-                time.sleep(0.2)
-    except FileNotFoundError as error:
-        raise Missing(
-            f"{path} does not exist",
-            advice="the program has written nothing yet, or there is no such model: `kybernate up --check` lists them",
-        ) from error
+    found = models_file.load(file, os.environ)
+    if model not in {entry.name for entry in found.models}:
+        raise Missing(f"{file} has no model {model}", advice="`kybernate up --check` lists them")
+    log = LogFile(pods.LOGS / found.project / model / "0.log")
+    lines = log.tail(tail)
+    while lines or follow:
+        echo(printable("".join(map(str, lines)), keep="\n\t"), end="")
+        if not lines:
+            time.sleep(LOG_SECONDS)
+        lines = log.more()
 
 
 def _say(model: str, text: str) -> None:

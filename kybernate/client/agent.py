@@ -136,6 +136,13 @@ class Agent(Verbs[Operation]):
                 on_trouble(error)
             time.sleep(RETRY_SECONDS)
 
+    def log(
+        self, container: str, namespace: str = "", *, lines: int = 100, follow: bool = False
+    ) -> Iterator[wire.LogLine]:
+        """Yield the last lines of a container's output, and with `follow` those that come, until it is removed."""
+        for some in self._stream(queries.read_log(container, namespace, lines, follow=follow), None):
+            yield from some.lines
+
     def report_activity(
         self, container: str = "", *, workload: str = "", namespace: str = "", in_flight: int = 0, lasts: float = 0
     ) -> int:

@@ -122,6 +122,14 @@ class AsyncAgent(Verbs[Awaitable[AsyncOperation]]):
                 on_trouble(error)
             await asyncio.sleep(RETRY_SECONDS)
 
+    async def log(
+        self, container: str, namespace: str = "", *, lines: int = 100, follow: bool = False
+    ) -> AsyncIterator[wire.LogLine]:
+        """Yield lines of a container's output, as `Agent.log` does."""
+        async for some in self._stream(queries.read_log(container, namespace, lines, follow=follow), None):
+            for line in some.lines:
+                yield line
+
     async def report_activity(
         self, container: str = "", *, workload: str = "", namespace: str = "", in_flight: int = 0, lasts: float = 0
     ) -> int:

@@ -51,6 +51,11 @@ def watch(kinds: Iterable[str], revision: int, instance: str) -> Query[wire.Chan
     return Query("Inventory/Watch", request, wire.Change)
 
 
+def read_log(name: str, namespace: str, lines: int, *, follow: bool) -> Query[wire.LogLines]:
+    request = wire.ReadLogRequest(name=name, namespace=namespace, lines=lines, follow=follow)
+    return Query("Inventory/ReadLog", request, wire.LogLines)
+
+
 def report_activity(
     container: str, workload: str, namespace: str, in_flight: int, lasts: float
 ) -> Query[wire.ReportActivityResponse]:

@@ -70,7 +70,7 @@ class Node(_message.Message):
     def __init__(self, name: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., memory: _Optional[_Union[HostMemory, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., versions: _Optional[_Mapping[str, str]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "index", "model", "numa_node", "total_bytes", "used_bytes", "free_bytes", "pci_address")
+    __slots__ = ("uuid", "index", "model", "numa_node", "total_bytes", "used_bytes", "free_bytes", "pci_address", "shares")
     UUID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class Gpu(_message.Message):
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PCI_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     index: int
     model: str
@@ -87,7 +88,18 @@ class Gpu(_message.Message):
     used_bytes: int
     free_bytes: int
     pci_address: str
-    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., model: _Optional[str] = ..., numa_node: _Optional[int] = ..., total_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., pci_address: _Optional[str] = ...) -> None: ...
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., model: _Optional[str] = ..., numa_node: _Optional[int] = ..., total_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., pci_address: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("namespace", "container", "bytes")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    container: str
+    bytes: int
+    def __init__(self, namespace: _Optional[str] = ..., container: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class HostMemory(_message.Message):
     __slots__ = ("total_bytes", "available_bytes", "arena_bytes", "arena_used_bytes")
@@ -219,6 +231,36 @@ class Container(_message.Message):
     waits_for: str
     active_until: _timestamp_pb2.Timestamp
     def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ReadLogRequest(_message.Message):
+    __slots__ = ("name", "namespace", "lines", "follow")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    lines: int
+    follow: bool
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., lines: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class LogLines(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[LogLine]
+    def __init__(self, lines: _Optional[_Iterable[_Union[LogLine, _Mapping]]] = ...) -> None: ...
+
+class LogLine(_message.Message):
+    __slots__ = ("time", "stream", "text", "cut")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    time: _timestamp_pb2.Timestamp
+    stream: str
+    text: str
+    cut: bool
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., stream: _Optional[str] = ..., text: _Optional[str] = ..., cut: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("revision", "instance", "kinds")

@@ -55,6 +55,11 @@ class InventoryStub:
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kybernate_dot_messages_dot_agent__pb2.Change.FromString,
                 _registered_method=True)
+        self.ReadLog = channel.unary_stream(
+                '/kybernate.node.v1.Inventory/ReadLog',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.LogLines.FromString,
+                _registered_method=True)
 
 
 class InventoryServicer:
@@ -88,6 +93,14 @@ class InventoryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLog(self, request, context):
+        """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+        role of an operator: what a program writes is its owner's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InventoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +123,11 @@ def add_InventoryServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kybernate_dot_messages_dot_agent__pb2.WatchRequest.FromString,
                     response_serializer=kybernate_dot_messages_dot_agent__pb2.Change.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.LogLines.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class Inventory:
             '/kybernate.node.v1.Inventory/Watch',
             kybernate_dot_messages_dot_agent__pb2.WatchRequest.SerializeToString,
             kybernate_dot_messages_dot_agent__pb2.Change.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kybernate.node.v1.Inventory/ReadLog',
+            kybernate_dot_messages_dot_agent__pb2.ReadLogRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.LogLines.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class InventoryStub:
     revision that it has seen, and misses nothing: it gets the changes since, or, where the agent no longer has all of
     them, all that there is now between two bookmarks, followed by the events that it has missed.
     """
+    ReadLog: _grpc.UnaryStreamMultiCallable[_agent_pb2.ReadLogRequest, _agent_pb2.LogLines]
+    """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+    role of an operator: what a program writes is its owner's.
+    """
 
 @_typing.type_check_only
 class InventoryAsyncStub(InventoryStub):
@@ -59,6 +63,10 @@ class InventoryAsyncStub(InventoryStub):
     """Deliver each change of what the agent knows, in order of its revision. A client that was away names the last
     revision that it has seen, and misses nothing: it gets the changes since, or, where the agent no longer has all of
     them, all that there is now between two bookmarks, followed by the events that it has missed.
+    """
+    ReadLog: _aio.UnaryStreamMultiCallable[_agent_pb2.ReadLogRequest, _agent_pb2.LogLines]  # type: ignore[assignment]
+    """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+    role of an operator: what a program writes is its owner's.
     """
 
 class InventoryServicer(metaclass=_abc_1.ABCMeta):
@@ -94,6 +102,16 @@ class InventoryServicer(metaclass=_abc_1.ABCMeta):
         """Deliver each change of what the agent knows, in order of its revision. A client that was away names the last
         revision that it has seen, and misses nothing: it gets the changes since, or, where the agent no longer has all of
         them, all that there is now between two bookmarks, followed by the events that it has missed.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadLog(
+        self,
+        request: _agent_pb2.ReadLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.LogLines], _abc.AsyncIterator[_agent_pb2.LogLines]]:
+        """Deliver the last lines that a container has written to its standard output and error, and those that follow. Needs the
+        role of an operator: what a program writes is its owner's.
         """
 
 def add_InventoryServicer_to_server(servicer: InventoryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -14,6 +14,8 @@ from google.protobuf.message import Message
 from kybernate.messages import (
     containers_pb2,
     containers_pb2_grpc,
+    cri_runtime_pb2,
+    cri_runtime_pb2_grpc,
     events_pb2,
     events_pb2_grpc,
     images_pb2,
@@ -40,6 +42,7 @@ from kybernate_shim.messages import process_pb2, types_pb2
 
 Reply = TypeVar("Reply")
 TASK_SECONDS = 5.0
+CRI_NAMESPACE = "k8s.io"  # where containerd's CRI has the containers of pods
 RECONNECT_MS = 1000  # the longest pause between two attempts to reach a containerd that is away
 
 
@@ -64,6 +67,7 @@ class AsyncContainerd:
         self._tasks: Any = tasks_pb2_grpc.TasksStub(self._channel)
         self._namespaces: Any = namespaces_pb2_grpc.NamespacesStub(self._channel)
         self._events: Any = events_pb2_grpc.EventsStub(self._channel)
+        self._cri: Any = cri_runtime_pb2_grpc.RuntimeServiceStub(self._channel)
         self._version: Any = version_pb2_grpc.VersionStub(self._channel)
 
     async def __aenter__(self) -> AsyncContainerd:
@@ -116,6 +120,19 @@ class AsyncContainerd:
         request = tasks_pb2.GetRequest(container_id=id)
         reply = await self._found(self._tasks.Get, request, namespace, timeout=TASK_SECONDS)
         return reply.process if reply is not None else None
+
+    async def log_path(self, namespace: str, id: str) -> str:
+        """Return the file to which a container's output is written, "" where that is in no file.
+
+        Of a pod's container it is the one that the CRI's caller has named, of others the one of its task.
+        """
+        if namespace == CRI_NAMESPACE:
+            request = cri_runtime_pb2.ContainerStatusRequest(container_id=id)
+            if (reply := await self._found(self._cri.ContainerStatus, request, "")) is not None:
+                return str(reply.status.log_path)
+        task = await self.task(namespace, id)
+        scheme, _, path = (task.stdout if task is not None else "").partition("://")
+        return path.partition("?")[0] if scheme == "file" else ""
 
     async def forward(self, envelope: types_pb2.Envelope) -> None:
         """Publish an event."""

@@ -26,6 +26,7 @@ TICKET_SECONDS: Final = 600.0
 SESSION_SECONDS: Final = 12 * 3600.0
 KEY_BYTES: Final = 32
 COOKIE_CHARACTERS: Final = 512
+ENDED: Final = 10_000  # sessions that were ended before their time; beyond it the oldest is forgotten
 
 
 class Role(StrEnum):
@@ -49,6 +50,7 @@ class Access:
 
     def __init__(self, key: bytes, now: Callable[[], float]) -> None:
         self._key, self._now = key, now
+        self._ended: dict[str, None] = {}  # ids of sessions, oldest first
         self._tickets: dict[str, tuple[Role, float, float]] = {}  # by the hash of each: role, end, seconds of a session
 
     def ticket(self, role: Role, session_seconds: float = SESSION_SECONDS) -> str:
@@ -83,7 +85,17 @@ class Access:
             return None
         role, id, ends = text.decode().split(".")  # signed: it is what `cookie` has written
         session = Session(Role(role), id, int(ends))
-        return session if session.ends > self._now() else None
+        return session if self.lasts(session) else None
+
+    def lasts(self, session: Session) -> bool:
+        """Return whether a session has neither reached its time nor been ended."""
+        return session.ends > self._now() and session.id not in self._ended
+
+    def end(self, session: Session) -> None:
+        """End a session before its time, also for others that have its cookie, as long as this process runs."""
+        while len(self._ended) >= ENDED:
+            self._ended.pop(next(iter(self._ended)))
+        self._ended[session.id] = None
 
     def proof(self, session: Session) -> str:
         """Return what each form of a session sends, and what no other site knows."""

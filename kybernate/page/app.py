@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import Any, Final
@@ -21,36 +22,28 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kybernate.logs import Log
 from kybernate.node.failure import Failure
 from kybernate.page.access import Access, Role, Session
 from kybernate.page.chat import Chat, ChatRefused
+from kybernate.page.guard import Headers, OwnAddress
 from kybernate.page.known import Known
 from kybernate.page.render import LABELS, Query, Renderer
 from kybernate.page.source import Action, ActionRefused, LogAbsent, Source
 from kybernate.page.view import Section
 
 COOKIE: Final = "kybernate-page"
+SECURE_COOKIE: Final = "__Host-kybernate-page"  # by TLS: no other host of a domain can set it
 FORM_BYTES: Final = 16 << 10
 CHAT_BYTES: Final = 256 << 10
 STREAMS: Final = 64  # of changes and logs, of all browsers together
+VIEWERS_STREAMS: Final = 48  # of these, so that viewers leave some to operators
+SESSION_STREAMS: Final = 12  # of one session
 STREAM_SECONDS: Final = 0.5  # that changes are collected for
 PING_SECONDS: Final = 15.0
 BODY_SECONDS: Final = 10.0  # for all of a request's body
 STATIC: Final[Mapping[str, str]] = {"page.js": "text/javascript", "page.css": "text/css", "icon.svg": "image/svg+xml"}
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
-    " frame-ancestors 'none'; base-uri 'none'"
-)
-HEADERS: Final = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-)
 
 
 class TooLarge(Exception):
@@ -60,27 +53,38 @@ class TooLarge(Exception):
 class Page:
     """The application: `app` is what a server runs, `follow` takes over the source's changes while it does.
 
-    `secure`: browsers reach the page by TLS alone, and so its cookie is sent by TLS alone.
+    `secure`: browsers reach the page by TLS alone, and so its cookie is sent by TLS alone. `hosts` are the names by
+    which they do, in addition to addresses and "localhost".
     """
 
     def __init__(
-        self, source: Source, access: Access, log: Log, *, chat: Chat | None = None, secure: bool = False
+        self,
+        source: Source,
+        access: Access,
+        log: Log,
+        *,
+        chat: Chat | None = None,
+        secure: bool = False,
+        hosts: Collection[str] = (),
     ) -> None:
         self._source, self._access, self._log, self._chat, self._secure = source, access, log, chat, secure
         self.known = Known(time.time_ns() // 1_000_000)
         self._renderer = Renderer(self.known, playground=chat is not None)
         self._changed = asyncio.Event()
-        self._streams = 0
+        self._cookie = SECURE_COOKIE if secure else COOKIE
+        self._streams: Counter[str] = Counter()  # by session
+        self._viewers = 0  # streams of theirs
         self._static = {name: (files("kybernate.page") / "static" / name).read_bytes() for name in STATIC}
-        self.app = Starlette(routes=self._routes(), lifespan=self._lifespan, middleware=_middleware())
+        self.app = Starlette(routes=self._routes(), lifespan=self._lifespan, middleware=_middleware(hosts))
 
     def _routes(self) -> list[Route]:
         looking: dict[str, Callable[[Request, Session], Any]] = {
             "/": self._view("overview.html"),
+            "/seats": self._view("seats.html"),
             "/images": self._view("images.html"),
             "/events": self._view("events.html"),
             "/container": self._view("container.html"),
-            "/section/{section}": self._section,
+            "/section/{names}": self._sections,
             "/changes": self._changes,
         }
         acting: dict[str, Callable[[Request, Session], Any]] = {"/confirm": self._confirm, "/log": self._log_of}
@@ -89,7 +93,7 @@ class Page:
             *(Route(path, self._for(Role.VIEWER, answer)) for path, answer in looking.items()),
             *(Route(path, self._for(Role.OPERATOR, answer)) for path, answer in acting.items()),
             *(Route(path, self._for(Role.OPERATOR, answer), methods=["POST"]) for path, answer in posting.items()),
-            Route("/playground", self._for(Role.OPERATOR, self._view("playground.html"))),
+            Route("/playground", self._for(Role.OPERATOR, self._playground)),
             Route("/login", self._login_form),
             Route("/login", self._login, methods=["POST"]),
             Route("/logout", self._for(Role.VIEWER, self._logout), methods=["POST"]),
@@ -118,7 +122,7 @@ class Page:
 
     def _for(self, role: Role, answer: Callable[[Request, Session], Any]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            session = self._access.session(request.cookies.get(COOKIE, ""))
+            session = self._access.session(request.cookies.get(self._cookie, ""))
             if session is None:
                 return _login_needed(request)
             if role is Role.OPERATOR and session.role is not Role.OPERATOR:
@@ -144,14 +148,18 @@ class Page:
             return self._html("login.html", Role.VIEWER, 403, ticket="", failed=True)
         self._log.info("session.started", session=session.id, role=session.role, peer=_peer(request))
         response = RedirectResponse("/", 303)
-        response.set_cookie(COOKIE, self._access.cookie(session), httponly=True, samesite="strict", secure=self._secure)
+        response.set_cookie(
+            self._cookie, self._access.cookie(session), httponly=True, samesite="strict", secure=self._secure
+        )
         return response
 
     async def _logout(self, request: Request, session: Session) -> Response:
         if not self._access.proves(session, (await _form(request)).get("proof", "")):
             return _forged()
+        self._access.end(session)
+        self._log.info("session.ended", session=session.id, role=session.role, peer=_peer(request))
         response = RedirectResponse("/login", 303)
-        response.delete_cookie(COOKIE)
+        response.delete_cookie(self._cookie, secure=self._secure, httponly=True, samesite="strict")
         return response
 
     # -- what is looked at
@@ -168,18 +176,23 @@ class Page:
                 session=session,
                 query=query,
                 selected=selected,
-                why=self._renderer.why(selected) if selected else "",
                 proof=self._access.proof(session),
                 section=lambda one: self._renderer.section(one, query, session.role),
             )
 
         return answer
 
-    async def _section(self, request: Request, session: Session) -> Response:
-        name = request.path_params["section"]
-        if name not in list(Section):
+    async def _playground(self, request: Request, session: Session) -> Response:
+        models = await self._chat.models() if self._chat is not None else []
+        proof = self._access.proof(session)
+        return self._html("playground.html", session.role, session=session, query=Query(), proof=proof, models=models)
+
+    async def _sections(self, request: Request, session: Session) -> Response:
+        """Answer with several sections of one page, by their names with commas between: those that have changed."""
+        names = dict.fromkeys(request.path_params["names"].split(","))
+        if not names.keys() <= set(Section):
             return PlainTextResponse("There is no such section.\n", 404)
-        html = self._renderer.section(Section(name), Query.of(request.query_params), session.role)
+        html = self._renderer.sections(list(map(Section, names)), Query.of(request.query_params), session.role)
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _file(self, request: Request) -> Response:
@@ -189,25 +202,27 @@ class Page:
         return Response(self._static[name], media_type=STATIC[name], headers={"cache-control": "max-age=300"})
 
     async def _changes(self, request: Request, session: Session) -> Response:
-        return self._stream(request, self._versions(session))
+        return self._stream(session, self._versions(session))
 
     async def _versions(self, session: Session) -> AsyncIterator[str]:
         """Yield the versions of all sections, now and when they change, as events."""
-        while self._access.session(self._access.cookie(session)) is not None:  # until it ends
+        while self._access.lasts(session):
             changed = self._changed
-            yield f"data: {json.dumps(self.known.version)}\n\n"
+            yield f"data: {json.dumps({one: self._renderer.version(one) for one in Section})}\n\n"
             await asyncio.sleep(STREAM_SECONDS)
             while changed is self._changed:
                 try:
                     await asyncio.wait_for(changed.wait(), PING_SECONDS)
                 except TimeoutError:
+                    if not self._access.lasts(session):
+                        return
                     yield ": nothing has changed\n\n"
 
     async def _log_of(self, request: Request, session: Session) -> Response:
         container = self.known.container(Query.of(request.query_params).container)
         if container is None:
             return PlainTextResponse("There is no such container.\n", 404)
-        return self._stream(request, self._lines(self._source.log(container)))
+        return self._stream(session, self._lines(self._source.log(container)))
 
     async def _lines(self, lines: AsyncIterator[str]) -> AsyncIterator[str]:
         try:
@@ -215,18 +230,29 @@ class Page:
                 yield f"data: {json.dumps(line)}\n\n"
         except LogAbsent as failure:
             yield f"event: absent\ndata: {json.dumps(_sentence(failure))}\n\n"
+        except Failure as failure:  # the browser asks again by itself
+            yield f"event: away\ndata: {json.dumps(_sentence(failure))}\n\n"
+        else:
+            yield f"event: absent\ndata: {json.dumps('The container is removed: this is the end of its output.')}\n\n"
 
-    def _stream(self, request: Request, events: AsyncIterator[str]) -> Response:
-        if self._streams >= STREAMS:
+    def _stream(self, session: Session, events: AsyncIterator[str]) -> Response:
+        viewer = session.role is Role.VIEWER
+        if self._streams.total() >= STREAMS or (viewer and self._viewers >= VIEWERS_STREAMS):
             return PlainTextResponse("Too many browsers follow the page; try again later.\n", 503)
+        if self._streams[session.id] >= SESSION_STREAMS:
+            return PlainTextResponse("Too many tabs of this session follow the page; close some.\n", 503)
 
         async def counted() -> AsyncIterator[str]:
-            self._streams += 1  # here, because a stream whose client has gone before it began is never closed
+            self._streams[session.id] += 1  # here: a stream whose client has gone before it began is never closed
+            self._viewers += viewer
             try:
                 async for event in events:
                     yield event
             finally:
-                self._streams -= 1
+                self._viewers -= viewer
+                self._streams[session.id] -= 1
+                if not self._streams[session.id]:
+                    del self._streams[session.id]
 
         return StreamingResponse(
             counted(), media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -297,23 +323,12 @@ class Page:
         return HTMLResponse(text, status, headers={"cache-control": "no-store"})
 
 
-class Headers:
-    """Adds the headers by which browsers keep a page to itself."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *HEADERS]
-            await send(message)
-
-        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
-
-
-def _middleware() -> list[Middleware]:
-    return [Middleware(Headers), Middleware(GZipMiddleware, minimum_size=1000)]
+def _middleware(hosts: Collection[str]) -> list[Middleware]:
+    return [
+        Middleware(Headers),
+        Middleware(OwnAddress, hosts=hosts),
+        Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
+    ]
 
 
 def _login_needed(request: Request) -> Response:

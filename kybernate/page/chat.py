@@ -13,6 +13,9 @@ from kybernate_shim import bounded_json
 WAKE_SECONDS: Final = 300.0  # for the first byte: the model may have to wake
 CONNECT_SECONDS: Final = 5.0
 TOKENS: Final = 1024  # of an answer
+LIST_SECONDS: Final = 2.0
+LIST_BYTES: Final = 4 << 20
+MODELS: Final = 2_000  # that are listed
 
 
 class ChatRefused(Failure):
@@ -26,6 +29,15 @@ class Chat:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(WAKE_SECONDS, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, follow_redirects=False)
+
+    async def models(self) -> list[str]:
+        """Return the names of the proxy's models, none where it does not say: the list is a help for typing alone."""
+        try:
+            async with self._client.stream("GET", "/v1/models", timeout=LIST_SECONDS) as response:
+                found = bounded_json.parse(await _beginning(response, LIST_BYTES), most_values=100_000)
+                return [str(one["id"])[:200] for one in found["data"]][:MODELS]
+        except (httpx.HTTPError, ValueError, TypeError, KeyError):
+            return []
 
     async def ask(self, body: bytes) -> AsyncIterator[bytes]:
         """Yield the proxy's stream of events for {"model": …, "messages": […]}. Raises ChatRefused."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 from kybernate.page.view import (
     SECTIONS,
@@ -23,6 +23,7 @@ from kybernate.page.view import (
     Object,
     Operation,
     Put,
+    Seat,
     Section,
     Tier,
 )
@@ -34,6 +35,7 @@ WAKING: Final = frozenset({"resume", "restore", "wake"})
 PAGE: Final = 100  # rows
 
 Row = TypeVar("Row")
+Objects = dict[type, dict[str, Object]]  # by kind and key
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Known:
         self.versions: tuple[tuple[str, str], ...] = ()
         self.trouble: Lost | None = Lost("the page has not reached the agent yet")
         self.version = dict.fromkeys(Section, first)
-        self._objects: dict[tuple[type, str], Object] = {}
-        self._arriving: dict[tuple[type, str], Object] | None = None
+        self._objects: Objects = {kind: {} for kind in SECTIONS}
+        self._arriving: Objects | None = None
         self._events: deque[Event] = deque(maxlen=EVENTS)
         self._ended: deque[str] = deque()  # keys of operations that are final, oldest first
         self._wakes: dict[str, deque[float]] = {}
@@ -75,7 +77,7 @@ class Known:
     def _apply(self, change: Change) -> Iterable[Section]:
         match change:
             case Begin():
-                self._arriving = {}
+                self._arriving = {kind: {} for kind in SECTIONS}
             case End():
                 return self._arrived()
             case Put(object=Event() as event):
@@ -84,7 +86,7 @@ class Known:
                 return self._put(object)
             case Gone(object=object):
                 objects = self._objects if self._arriving is None else self._arriving
-                if objects.pop(_place(object), None) is not None and self._arriving is None:
+                if objects[type(object)].pop(str(object.key), None) is not None and self._arriving is None:
                     return {SECTIONS[type(object)]}
             case Lost():
                 self.trouble = change
@@ -100,13 +102,12 @@ class Known:
             return ()
         arrived, self._arriving = self._arriving, None
         before = self._objects
-        kept = {place: one for place, one in before.items() if isinstance(one, Operation) and not one.live}
-        self._objects = kept | arrived
-        for object in arrived.values():
-            self._note_end(object, before.get(_place(object)))
-        return {SECTIONS[kind] for kind, _ in before.keys() ^ self._objects.keys()} | {
-            SECTIONS[place[0]] for place, one in arrived.items() if before.get(place) != one
-        }
+        kept = {key: one for key, one in before[Operation].items() if isinstance(one, Operation) and not one.live}
+        arrived[Operation] = kept | arrived[Operation]
+        self._objects = arrived
+        ended = [self._note_end(one, before[Operation].get(key)) for key, one in list(arrived[Operation].items())]
+        changed = {section for kind, section in SECTIONS.items() if before[kind] != self._objects[kind]}
+        return changed | ({Section.CONTAINERS} if any(ended) else set())
 
     def _happened(self, event: Event) -> Iterable[Section]:
         if self._events and event.key <= self._events[-1].key:
@@ -115,14 +116,14 @@ class Known:
         return {Section.EVENTS}
 
     def _put(self, object: Object) -> Iterable[Section]:
-        place = _place(object)
+        kind, key = type(object), str(object.key)
         if self._arriving is not None:
-            self._arriving[place] = object
+            self._arriving[kind][key] = object
             return ()
-        before = self._objects.get(place)
+        before = self._objects[kind].get(key)
         if before == object:
             return ()
-        self._objects[place] = object
+        self._objects[kind][key] = object
         changed = {SECTIONS[type(object)]}
         if self._note_end(object, before):
             changed.add(Section.CONTAINERS)  # their charts
@@ -136,36 +137,52 @@ class Known:
             return False
         self._ended.append(object.key)
         while len(self._ended) > ENDED_OPERATIONS:
-            self._objects.pop((Operation, self._ended.popleft()), None)
+            self._objects[Operation].pop(self._ended.popleft(), None)
         if object.verb not in WAKING or object.state != "succeeded" or not object.container:
             return False
+        if object.verb == "wake" and not object.steps:
+            return False  # it worked already
         self._wakes.setdefault(object.container, deque(maxlen=WAKES)).append(object.seconds)
         return True
 
     # -- what is shown
 
     def _of(self, kind: type[Row]) -> list[Row]:
-        return [one for one in self._objects.values() if isinstance(one, kind)]
+        return cast(list[Row], list(self._objects[kind].values()))
 
     def gpus(self) -> list[Gpu]:
         return sorted(self._of(Gpu), key=lambda one: one.index)
+
+    def seats(self) -> list[Seat]:
+        """Return the seats by their groups; those of a group by priority, the highest first."""
+        return sorted(self._of(Seat), key=lambda one: (one.group, -one.priority, one.key))
+
+    def seats_of(self) -> dict[str, Seat]:
+        """Return the seats that containers have, by their keys."""
+        return {one.container: one for one in self._of(Seat) if one.container}
 
     def tiers(self) -> list[Tier]:
         return sorted(self._of(Tier), key=lambda one: one.key)
 
     def container(self, key: str) -> Container | None:
         """Return a container by its key."""
-        found = self._objects.get((Container, key))
+        found = self._objects[Container].get(key)
         return found if isinstance(found, Container) else None
+
+    def title_of(self, key: str) -> str:
+        """Return the title of a container; its key where it is not known."""
+        found = self.container(key)
+        return found.title if found is not None else key
 
     def image(self, key: str) -> Image | None:
         """Return an image by its key."""
-        found = self._objects.get((Image, key))
+        found = self._objects[Image].get(key)
         return found if isinstance(found, Image) else None
 
     def users(self, gpu: str) -> list[Container]:
         """Return the containers whose memory is on a GPU, by title."""
-        return [one for one in self.containers() if gpu in one.gpus and one.gpu not in ("", "suspended")]
+        found = (one for one in self._of(Container) if gpu in one.gpus and one.gpu not in ("", "suspended"))
+        return sorted(found, key=lambda one: (one.title, one.key))
 
     def containers(self, wanted: str = "") -> list[Container]:
         """Return the containers that have `wanted` in title, image or phase, by title."""
@@ -176,6 +193,11 @@ class Known:
         """Return the images that have `wanted` in name, source or tier, newest first."""
         found = (one for one in self._of(Image) if _has(wanted, one.name, one.source, *one.tiers))
         return sorted(found, key=lambda one: (-one.created, one.key))
+
+    def images_in(self, tier: str) -> list[Image]:
+        """Return the images of which a tier has a complete copy, the largest first."""
+        found = (one for one in self._of(Image) if tier in one.tiers)
+        return sorted(found, key=lambda one: (-one.bytes, one.name, one.key))
 
     def operations(self, container: str = "") -> list[Operation]:
         """Return the operations, of a container where one is named: those that run first, then the newest."""
@@ -212,10 +234,6 @@ def _within(number: int, total: int) -> tuple[int, int]:
     return min(max(1, number), pages), pages
 
 
-def _place(object: Object) -> tuple[type, str]:
-    return type(object), str(object.key)
-
-
 def _has(wanted: str, *texts: str) -> bool:
     return not wanted or any(wanted.casefold() in text.casefold() for text in texts)
 
@@ -232,11 +250,18 @@ def why(container: Container, known: Known) -> str:
         return f"{running.verb} is {running.state}: {running.step or 'it waits for its turn'}{left}."
     if container.problem:
         return f"Its shim does not answer: {container.problem}."
+    seat = known.seats_of().get(container.key)
+    waits = f" It waits for {container.waits_for}." if container.waits_for else ""
     if container.phase != "suspended":
-        return f"It is {container.phase}." + (f" {container.note}" if container.note else "")
-    said = [
-        f"It is suspended: {container.note}" if container.note else "It is suspended, and nothing has asked for it."
-    ]
+        return f"It is {container.phase}.{waits}" + _of_seat(seat) + (f" {container.note}" if container.note else "")
+    if seat is not None and (seat.reason or seat.waits):
+        said = [f"It is suspended.{waits}{_of_seat(seat)}"]
+    elif container.waits_for:
+        said = [f"It is suspended.{waits}"]
+    elif container.note:
+        said = [f"It is suspended: {container.note}"]
+    else:
+        said = ["It is suspended, and nothing has asked for it."]
     last = next((one for one in operations if one.verb in WAKING), None)
     if last is not None and last.state == "failed":
         said.append(f"Its last {last.verb} failed: {last.error}." + (f" {last.advice}." if last.advice else ""))
@@ -246,3 +271,18 @@ def why(container: Container, known: Known) -> str:
             users = ", ".join(one.title for one in known.users(key)) or "programs outside Kybernate"
             said.append(f"GPU {gpu.index} has less free memory than it needs; {users} hold the rest.")
     return " ".join(said)
+
+
+def _of_seat(seat: Seat | None) -> str:
+    """Return what the arbiter says of a seat, in sentences that follow others."""
+    if seat is None:
+        return ""
+    said = f" Its seat {seat.key} in the group {seat.group} is {seat.status}"
+    said += f": {seat.reason.rstrip('.')}." if seat.reason else "."
+    if seat.waits:
+        said += f" Open requests: {', '.join(seat.waits)}."
+    if seat.before:
+        said += f" Before it: {', '.join(seat.before)}."
+    if seat.error:
+        said += f" Its last change failed: {seat.error.rstrip('.')}."
+    return said

@@ -11,12 +11,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kybernate.client import AgentRefused, AgentUnreachable
 from kybernate.client.asynchronous import AsyncAgent
+from kybernate.client.watching import Position
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
-from kybernate.page import log_file, view
-from kybernate.page.source import Action, ActionRefused
+from kybernate.page import view
+from kybernate.page.source import Action, ActionRefused, LogAbsent
 
-KINDS: Final = ("container", "gpu", "operation", "image", "tier", "event")
+LOG_LINES: Final = 500  # that were written before and are shown
 FIRST_WAIT: Final = 0.1  # seconds until the next attempt to reach the agent
 MOST_WAIT: Final = 2.0
 STATES: Final = {
@@ -37,14 +38,15 @@ class NodeSource:
 
     async def changes(self) -> AsyncIterator[view.Change]:
         """Yield what the agent reports, without an end; see `Source.changes`."""
-        wait, revision, instance = FIRST_WAIT, 0, ""
+        wait, position = FIRST_WAIT, Position()
         while True:
             try:
                 async with AsyncAgent(self._address) as agent:
                     node = await agent.node()
                     yield view.Found(node.name, tuple(sorted(node.versions.items())))
-                    async for change in agent.watch(KINDS, revision=revision, instance=instance):
-                        wait, revision, instance = FIRST_WAIT, change.revision, change.instance
+                    async for change in agent.watch(revision=position.revision, instance=position.instance):
+                        wait = FIRST_WAIT
+                        position.take(change)
                         for one in changes_of(change):
                             yield one
                 yield view.Lost("the agent has ended the connection", AgentUnreachable.advice)
@@ -60,9 +62,9 @@ class NodeSource:
             async with AsyncAgent(self._address) as agent:
                 match action:
                     case Action.WAKE:
-                        operation = await agent.resume(id, namespace=namespace)
+                        operation = await agent.wake(id, namespace=namespace)
                     case Action.SLEEP:
-                        operation = await agent.suspend(id, namespace=namespace)
+                        operation = await agent.sleep(id, namespace=namespace)
                     case Action.CHECKPOINT:
                         operation = await agent.checkpoint(id, namespace=namespace)
                     case Action.RESTORE:
@@ -75,9 +77,15 @@ class NodeSource:
         subject = operation.state.container_title or operation.state.image or key
         return f"{operation.state.verb} of {subject} has begun (operation {operation.id})."
 
-    def log(self, container: view.Container) -> AsyncIterator[str]:
-        """Yield the lines of the file that kubelet has for a pod's container; see `Source.log`."""
-        return log_file.follow(container)
+    async def log(self, container: view.Container) -> AsyncIterator[str]:
+        """Yield the lines of a container's output as the agent reads them; see `Source.log`."""
+        namespace, _, id = container.key.rpartition("/")
+        try:
+            async with AsyncAgent(self._address) as agent:
+                async for line in agent.log(id, namespace, lines=LOG_LINES, follow=True):
+                    yield f"{line.text} […]" if line.cut else line.text
+        except AgentRefused as failure:
+            raise LogAbsent(str(failure), advice=failure.advice) from failure
 
 
 def changes_of(change: wire.Change) -> tuple[view.Change, ...]:
@@ -98,7 +106,8 @@ def _object(change: wire.Change) -> view.Object | None:
             return _container(change.container)
         case "gpu":
             gpu = change.gpu
-            return view.Gpu(gpu.uuid, gpu.index, gpu.model, gpu.total_bytes, gpu.used_bytes)
+            shares = tuple(view.Share(f"{one.namespace}/{one.container}", one.bytes) for one in gpu.shares)
+            return view.Gpu(gpu.uuid, gpu.index, gpu.model, gpu.total_bytes, gpu.used_bytes, shares)
         case "operation":
             return _operation(change.operation)
         case "image":
@@ -135,6 +144,8 @@ def _container(one: wire.Container) -> view.Container | None:
         pod_namespace=one.pod_namespace,
         pod=one.pod,
         name=one.name,
+        in_flight=one.in_flight,
+        waits_for=one.waits_for,
     )
 
 

@@ -11,16 +11,18 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kybernate.logs import Log, open_log
-from kybernate.node.failure import Unavailable
+from kybernate.node.failure import Invalid, Unavailable
 from kybernate.page.access import SESSION_SECONDS, Access, Role, key_of
 from kybernate.page.app import Page
 from kybernate.page.chat import Chat
@@ -31,6 +33,8 @@ from kybernate_shim import bounded_json
 SOCKET: Final = Path("/run/kybernate/page.sock")
 KEY: Final = Path("/var/lib/kybernate/page.key")
 CONNECTIONS: Final = 256  # to the HTTP server
+OF_ONE_ADDRESS: Final = 192  # of these
+UNREAD_MS: Final = 60_000  # until a connection ends whose client takes nothing of what is sent
 FIRST_REQUEST_SECONDS: Final = 10.0  # from the connection to the end of its request's headers
 KEEP_ALIVE_SECONDS: Final = 30
 STOP_SECONDS: Final = 2
@@ -41,7 +45,10 @@ CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid; unix(7), SO_PEERCRED
 
 @dataclass(frozen=True)
 class Serving:
-    """Where the page listens and what it uses; `url` is what links begin with."""
+    """Where the page listens and what it uses; `url` is what links begin with.
+
+    `plaintext`: other machines may reach it without TLS.
+    """
 
     host: str
     port: int
@@ -53,6 +60,7 @@ class Serving:
     key: Path | None = None
     socket: Path = SOCKET
     session_key: Path = KEY
+    plaintext: bool = False
 
 
 def run(serving: Serving) -> None:
@@ -61,14 +69,24 @@ def run(serving: Serving) -> None:
 
 
 async def serve(serving: Serving, source: Source, log: Log) -> None:
-    """Serve the page of what a source knows, until the process is asked to end or the task is cancelled."""
+    """Serve the page of what a source knows, until the process is asked to end or the task is cancelled.
+
+    Raises Invalid and Unavailable.
+    """
+    if not (serving.certificate or serving.plaintext or serving.url.startswith("https:") or _is_loopback(serving.host)):
+        raise Invalid(
+            f"other machines reach {serving.host}, and without TLS their network sees the sessions of operators",
+            advice="add --certificate and --key; --url https://… where a proxy in front has them; or listen on"
+            " 127.0.0.1. --plaintext serves it nevertheless",
+        )
     access = Access(key_of(serving.session_key), time.time)
     page = Page(
         source,
         access,
         log,
         chat=Chat(serving.proxy, serving.proxy_key) if serving.proxy else None,
-        secure=serving.certificate is not None,
+        secure=serving.certificate is not None or serving.url.startswith("https:"),
+        hosts=[name for name in (serving.host, socket.gethostname(), urlsplit(serving.url).hostname) if name],
     )
     server = Quiet(
         uvicorn.Config(
@@ -78,6 +96,7 @@ async def serve(serving: Serving, source: Source, log: Log) -> None:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=bool(serving.url),  # only a proxy in front says truly who is behind it
             limit_concurrency=CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=STOP_SECONDS,
@@ -117,10 +136,18 @@ async def _until_cancelled(server: uvicorn.Server, listening: socket.socket) -> 
 
 
 class Prompt(H11Protocol):
-    """A connection that is closed unless its first request comes soon; later ones have uvicorn's own limit."""
+    """A connection that is closed unless its first request comes soon; later ones have uvicorn's own limit.
+
+    One address has some of all connections, and a client that does not read loses its own.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        with suppress(OSError, AttributeError):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        peers = [client[0] for one in self.connections if (client := getattr(one, "client", None))]
+        if self.client is not None and peers.count(self.client[0]) > OF_ONE_ADDRESS:
+            transport.abort()
         self._first = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -220,6 +247,13 @@ def _unix_socket(path: Path) -> Iterator[socket.socket]:
 def _uid_of(connected: socket.socket) -> int:
     found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return int(CREDENTIALS.unpack(found)[1])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _url(serving: Serving, port: int) -> str:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from kybernate.cli.output import seconds, size
 from kybernate.page.access import Role
 from kybernate.page.known import Known, rows, why
 from kybernate.page.source import Action
-from kybernate.page.view import Container, Section
+from kybernate.page.view import Section
 
 CACHED: Final = 256  # rendered sections
 WANTED_CHARACTERS: Final = 200  # of a search
-UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+ALSO: Final[Mapping[Section, tuple[Section, ...]]] = {  # what a section shows of others
+    Section.GPUS: (Section.CONTAINERS,),
+    Section.CONTAINERS: (Section.SEATS,),
+    Section.TIERS: (Section.IMAGES,),
+    Section.WHY: (Section.CONTAINERS, Section.GPUS, Section.OPERATIONS, Section.SEATS),
+}
 LABELS: Final[Mapping[Action, str]] = {
     Action.WAKE: "Wake",
     Action.SLEEP: "Sleep",
@@ -69,50 +75,36 @@ class Renderer:
             lstrip_blocks=True,
         )
         self._environment.filters.update(size=size, clock=clock, seconds=seconds)
-        self._environment.globals.update(Section=Section, Action=Action, LABELS=LABELS, playground=playground)
+        self._environment.globals.update(
+            Section=Section, Action=Action, LABELS=LABELS, playground=playground, version=self.version
+        )
 
     def section(self, section: Section, query: Query, role: Role) -> str:
         """Return a section as HTML."""
-        key = section, query, role, self._version(section)
+        key = section, query, role, self.version(section)
         if (found := self._cache.get(key)) is None:
             found = self._cache[key] = self.render(f"section/{section}.html", role, query=query, **self._facts(query))
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
         return found
 
+    def sections(self, names: Sequence[Section], query: Query, role: Role) -> str:
+        """Return sections as HTML, each in an element that names it."""
+        html = "<div data-section='{}'>{}</div>\n"
+        return "".join(html.format(one, self.section(one, query, role)) for one in names)
+
     def render(self, template: str, role: Role, **facts: Any) -> str:
         """Return a template as HTML."""
         return self._environment.get_template(template).render(known=self._known, role=role, rows=rows, **facts)
 
-    def why(self, container: Container) -> str:
-        return why(container, self._known)
-
-    def _version(self, section: Section) -> int:
+    def version(self, section: Section) -> int:
         """Return what changes with all that a section shows."""
         version = self._known.version
-        return version[section] + (version[Section.CONTAINERS] if section is Section.GPUS else 0)
+        return version[Section(section)] + sum(version[other] for other in ALSO.get(section, ()))
 
     def _facts(self, query: Query) -> dict[str, Any]:
-        return {"selected": self._known.container(query.container) if query.container else None}
-
-
-def size(count: int) -> str:
-    """Return bytes as people read them: "4.7 GiB"."""
-    value, unit = float(count), 0
-    while value >= 1023.95 and unit < len(UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{count} B" if not unit else f"{value:.1f} {UNITS[unit]}"
-
-
-def seconds(value: float) -> str:
-    """Return a duration: "0.48 s", "3 min 20 s"."""
-    if value < 10:
-        return f"{value:.2f} s"
-    if value < 60:
-        return f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+        selected = self._known.container(query.container) if query.container else None
+        return {"selected": selected, "why": why(selected, self._known) if selected else ""}
 
 
 def clock(then: float) -> str:

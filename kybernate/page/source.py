@@ -32,7 +32,7 @@ class ActionRefused(Failure):
 class LogAbsent(Failure):
     """There is no log of a container that the page can read."""
 
-    advice = "`kubectl logs` or `crictl logs` shows it, where a container writes to its standard output"
+    advice = "what started the container shows it, where it does not write to a file"
 
 
 class Source(Protocol):
@@ -45,4 +45,7 @@ class Source(Protocol):
         """Begin an action, and return a sentence about it. Raises ActionRefused."""
 
     def log(self, container: Container) -> AsyncIterator[str]:
-        """Yield the last lines of a container's output, then those that follow. Raises LogAbsent."""
+        """Yield the last lines of a container's output, then those that follow, until it is removed.
+
+        Raises LogAbsent, and Unavailable where the source is away.
+        """

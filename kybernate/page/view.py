@@ -16,22 +16,68 @@ class Section(StrEnum):
 
     STATUS = "status"
     GPUS = "gpus"
+    SEATS = "seats"
     CONTAINERS = "containers"
     OPERATIONS = "operations"
     TIERS = "tiers"
     IMAGES = "images"
     EVENTS = "events"
+    WHY = "why"  # of the container that is looked at
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a container, by its key, holds of a GPU's memory."""
+
+    container: str
+    bytes: int
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `used` is what the driver reports, of all programs."""
+    """One GPU. `used` is what the driver reports, of all programs; `shares` are those of containers, largest first."""
 
     key: str
     index: int
     model: str
     total: int
     used: int
+    shares: tuple[Share, ...] = ()
+
+    @property
+    def other(self) -> int:
+        """Return what programs hold that are in no container of the agent's, and the driver itself."""
+        return max(0, self.used - sum(one.bytes for one in self.shares))
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A claim on a group of GPUs, and the container that has it. `status` is the arbiter's word, such as "active".
+
+    `waits` are the causes of its open requests to be active. `before` are seats that are in its way. Times are 0 where
+    they are not known.
+    """
+
+    key: str
+    profile: str = ""
+    group: str = ""
+    gpus: tuple[int, ...] = ()  # indices
+    status: str = "free"
+    since: float = 0.0
+    container: str = ""  # key
+    title: str = ""
+    priority: int = 0
+    need: int = 0
+    held: int = 0
+    busy: bool = False
+    waits: tuple[str, ...] = ()
+    reason: str = ""
+    before: tuple[str, ...] = ()
+    turn_at: float = 0.0
+    failures: int = 0
+    retry_at: float = 0.0
+    error: str = ""
+    stands_by_for: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +100,8 @@ class Container:
     pod_namespace: str = ""
     pod: str = ""
     name: str = ""
+    in_flight: int = 0  # requests that it answers
+    waits_for: str = ""  # before it takes memory on its GPUs
 
     @property
     def phase(self) -> str:
@@ -143,9 +191,10 @@ class Event:
     container: str = ""  # the end of a key: the container's id
 
 
-Object = Gpu | Container | Operation | Tier | Image | Event
+Object = Gpu | Seat | Container | Operation | Tier | Image | Event
 SECTIONS: Final[dict[type, Section]] = {
     Gpu: Section.GPUS,
+    Seat: Section.SEATS,
     Container: Section.CONTAINERS,
     Operation: Section.OPERATIONS,
     Tier: Section.TIERS,

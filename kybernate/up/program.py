@@ -76,18 +76,18 @@ class Keeper:
 
     async def turn(self) -> None:
         """Look at all models once, and do what each needs until it is ready or has to wait."""
-        running = await asyncio.to_thread(self._pods.list)
+        running: Mapping[str, Running] = await asyncio.to_thread(self._pods.list)
         for name in running.keys() - self.models.keys():
             self._say(name, "is no longer in the file: its container is removed")
             await asyncio.to_thread(self._pods.remove, running[name])
         for kept in sorted(self.models.values(), key=lambda one: -one.entry.priority):
-            await self._keep(kept)
+            running = await self._keep(kept, running)
 
-    async def _keep(self, kept: Kept) -> None:
-        """Do a model's steps, one after the other."""
+    async def _keep(self, kept: Kept, running: Mapping[str, Running]) -> Mapping[str, Running]:
+        """Do a model's steps, one after the other; return what runs now, which is listed again after each step."""
         while True:
             entry = kept.entry
-            there = (await asyncio.to_thread(self._pods.list)).get(entry.name)
+            there = running.get(entry.name)
             seen = await self._seen(kept, there)
             after = decide(seen, kept.done, time.time(), warm_up=entry.warm_up is not None, template=entry.template)
             if after.step is not kept.step:
@@ -95,7 +95,7 @@ class Keeper:
                 if after.step not in (Step.NONE, Step.REMOVE):
                     self._say(entry.name, after.step)
             if after.step in (Step.NONE, Step.WAIT):
-                return
+                return running
             try:
                 await self._do(after.step, kept, there)
                 kept.problem = ""
@@ -106,7 +106,8 @@ class Keeper:
                         entry.name, f"{after.step} failed: {failure}" + (f" ({failure.advice})" * bool(failure.advice))
                     )
                 self._note_failure(after.step, kept)
-                return
+                return await asyncio.to_thread(self._pods.list)
+            running = await asyncio.to_thread(self._pods.list)
 
     async def _seen(self, kept: Kept, there: Running | None) -> Seen:
         entry = kept.entry

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from kybernate_shim.checkpoint.criu.config import explain, refuse_cuda_plugin
-from kybernate_shim.checkpoint.dump_manifest import LOG, STATISTICS
+from kybernate_shim.checkpoint.dump_manifest import LOG, STATISTICS, Chosen
 from kybernate_shim.checkpoint.dump_plan import (
     memory_bytes,
     plan_dump,
@@ -33,12 +33,12 @@ from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.plaintext import require_room, staged_for_dump
 from kybernate_shim.checkpoint.memory_first import expected, in_memory_first, read_what_is_copied
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.checkpoint.sockets import open_inodes
 from kybernate_shim.checkpoint.target import Accelerator, Detached, NotBack, Target
 from kybernate_shim.checkpoint.work import working_in
 from kybernate_shim.errors import Failed
-from kybernate_shim.linux import thread_settings
+from kybernate_shim.linux import socket_settings, thread_settings
 from kybernate_shim.linux.cgroup.cgroup import FreezeTimedOut
-from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.runtime import RuntimeFailed
@@ -144,9 +144,9 @@ async def _steps(
         await _stand_still(target, operation, detached, still)
         await require_directories(target, request)
         await require_common_state(target, request)
-        threads = await as_long_as_wanted(partial(chosen_settings, target))
+        chosen = await as_long_as_wanted(partial(chosen_settings, target, request))
         with Digester(request.digest) as digester:
-            state = FrozenState(target, request, operation, plan, threads, digester, detached, still)
+            state = FrozenState(target, request, operation, plan, chosen, digester, detached, still)
             if criu_kills(request):
                 dumped = await write_before_the_kill(state, course)
             else:
@@ -224,10 +224,13 @@ async def _stand_still(target: Target, operation: Operation, detached: Detached 
         await to_the_end(target.cgroup.thaw)
 
 
-def chosen_settings(target: Target) -> tuple[ThreadSettings, ...]:
-    """Return what the threads of a frozen container have chosen and CRIU does not keep."""
+def chosen_settings(target: Target, request: DumpRequest) -> Chosen:
+    """Return what the programs of a frozen container have chosen and CRIU does not keep."""
     assert target.cgroup is not None
-    return thread_settings.chosen(target.cgroup.processes(), target.init_pid)
+    pids = target.cgroup.processes()
+    holders = open_inodes(pids).values()
+    sockets = socket_settings.chosen(holders, target.init_pid, connections=request.tcp == "established")
+    return Chosen(thread_settings.chosen(pids, target.init_pid), sockets)
 
 
 async def _set_frozen(target: Target, frozen: bool) -> None:

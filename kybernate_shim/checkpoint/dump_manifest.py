@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.target import Detached, Target
 from kybernate_shim.linux.plain_files import read_plain
 from kybernate_shim.linux.private_files import copy_private, write_private
+from kybernate_shim.linux.socket_settings import SocketSettings
 from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.trust.credentials import security_of
 from kybernate_shim.vram_io.image_files import ArenaFile, VramFile
@@ -38,6 +39,14 @@ from kybernate_shim.checkpoint.dump_request import Dumped, DumpRequest
 LOG = "dump.log"  # CRIU's, in the work directory
 STATISTICS = "stats-dump"
 MOST_DESCRIPTORS = 1 << 20  # bytes of descriptors.json
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What programs have chosen for their threads and sockets, and CRIU does not keep."""
+
+    threads: tuple[ThreadSettings, ...] = ()
+    sockets: tuple[SocketSettings, ...] = ()
 
 
 def add_own_files(target: Target, request: DumpRequest) -> None:
@@ -54,7 +63,7 @@ def finish(
     operation: Operation,
     plan: DumpPlan,
     volumes: tuple[ImageVolume, ...],
-    threads: tuple[ThreadSettings, ...],
+    chosen: Chosen,
     detached: Detached | None,
     digester: Digester,
     sealed: Sealed | None,
@@ -76,7 +85,8 @@ def finish(
         released=tuple(one for one in detached.released if one.pid in there) if detached else (),
         vram=detached.vram if detached else (),
         arena=detached.arena if detached else (),
-        threads=threads,
+        threads=chosen.threads,
+        sockets=chosen.sockets,
         volumes=volumes,
         data_path=detached.data_path if detached else DataPath("plain", "no GPU state"),
         security=security_of(plan.spec, credentials.credentials(request.image)),

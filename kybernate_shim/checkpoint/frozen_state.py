@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kybernate_shim.checkpoint import script
-from kybernate_shim.checkpoint.dump_manifest import add_own_files, finish
+from kybernate_shim.checkpoint.dump_manifest import Chosen, add_own_files, finish
 from kybernate_shim.checkpoint.dump_plan import (
     DumpPlan,
     memory_bytes,
@@ -34,7 +34,6 @@ from kybernate_shim.checkpoint.rootfs.overlay import find_overlay
 from kybernate_shim.checkpoint.target import Detached, Target
 from kybernate_shim.checkpoint.volumes.save import save
 from kybernate_shim.errors import Failed
-from kybernate_shim.linux.thread_settings import ThreadSettings
 from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
 from kybernate_shim.oci.commands import Criu
 from kybernate_shim.oci.runtime import RuntimeFailed
@@ -56,7 +55,7 @@ class FrozenState:
     request: DumpRequest
     operation: Operation
     plan: DumpPlan
-    threads: tuple[ThreadSettings, ...]
+    chosen: Chosen
     digester: Digester
     detached: Detached | None
     still: Standstill
@@ -94,7 +93,7 @@ class FrozenState:
         await write_out(request, operation)
         with operation.step("manifest"):
             work = partial(
-                finish, request, operation, self.plan, volumes, self.threads, self.detached, self.digester, sealed,
+                finish, request, operation, self.plan, volumes, self.chosen, self.detached, self.digester, sealed,
                 self.still.milliseconds,
             )  # fmt: skip
             return await to_the_end(work, self.digester.stop)

@@ -2,8 +2,8 @@
 
 A thread usually has working directory, root, umask, descriptors and namespaces in common with its process. CRIU looks
 at the process's first thread alone, and gives the others the same. Of namespaces below the container's own, CRIU knows
-those of mounts and networks.
-Sources: unshare(2), kcmp(2); CRIU's namespaces.c (CLONE_SUBNS) and cr-dump.c of versions 4.1 and 4.2.
+those of mounts; those of networks only where it dumps the container's network, too, which is the runtime's affair.
+Sources: unshare(2), kcmp(2); CRIU's namespaces.c (CLONE_SUBNS), net.c and cr-dump.c of versions 4.1 and 4.2.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final
 
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.kcmp import same_descriptors, same_directories
+from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.process import is_exiting, title_of
 
 SHOWN: Final = 3
-NESTED: Final = ("user", "pid", "pid_for_children", "uts", "ipc", "cgroup", "time", "time_for_children")
+NESTED: Final = ("user", "pid", "pid_for_children", "net", "uts", "ipc", "cgroup", "time", "time_for_children")
 OF_THREADS: Final = ("net", "mnt", "uts", "ipc", "cgroup", "pid_for_children", "time_for_children")
 
 
 def namespace_nested(container: str, found: Sequence[str]) -> Refused:
     """Return why a process in a namespace of its own prevents a checkpoint: CRIU cannot dump it."""
     return Refused(
-        f"{listed(found)}: CRIU dumps no nested namespaces but those of mounts and networks. Switch off what makes"
-        f" them, such as a browser's or a build tool's sandbox, or end the process; container {container}"
-        " continues as before"
+        f"{listed(found)}: CRIU dumps no nested namespaces but those of mounts. Switch off what makes them, such as a"
+        f" browser's or a build tool's sandbox, or end the process; container {container} continues as before"
     )
 
 
@@ -53,8 +53,17 @@ def nested_namespaces(pids: Iterable[int], init: int) -> list[str]:
 
 
 def own_thread_state(pids: Iterable[int]) -> list[str]:
-    """Return a sentence for each thread that does not share all with its process that CRIU takes for shared."""
-    return [f"thread {tid} of {title_of(pid)} has {what} of its own" for pid in pids for tid, what in _apart(pid)]
+    """Return a sentence for each thread that does not share all with its process that CRIU takes for shared.
+
+    And for each process with an execution domain (personality(2)), of which CRIU knows nothing.
+    """
+    found = []
+    for pid in pids:
+        found += [f"thread {tid} of {title_of(pid)} has {what} of its own" for tid, what in _apart(pid)]
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if domain := int(text_of(f"/proc/{pid}/personality"), 16):
+                found.append(f"the first thread of {title_of(pid)} has the execution domain {domain:#x} (setarch(8))")
+    return found
 
 
 def _apart(pid: int) -> Iterator[tuple[int, str]]:

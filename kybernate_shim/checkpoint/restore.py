@@ -64,7 +64,7 @@ from kybernate_shim.trust.rights import Right, may
 from kybernate_shim.undo import Undo, add
 
 LOG = "restore.log"  # CRIU's, in the work directory
-SHOWN = 6  # threads in a line of the log
+SHOWN = 6  # threads or sockets in a line of the log
 JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise create again from the image
 
 
@@ -155,6 +155,7 @@ async def _prepared(
                 target.bundle.rootfs,
                 image.manifest.threads,
                 matching.moved,
+                image.manifest.sockets,
             )
             arrival = awaited(image, operation)
             replaced = await to_the_end(partial(_replaced, image, target.spec))
@@ -362,6 +363,8 @@ async def run(
                 raise RestoreFailed(_advised(text)) from error
     if different := prepared.settled.differences:
         log.warning("restore.threads_changed", task=target.id, threads=different[:SHOWN])
+    if different := prepared.settled.of_sockets:
+        log.warning("restore.sockets_changed", task=target.id, sockets=different[:SHOWN])
     if prepared.awaited is not None:
         step.seconds -= prepared.awaited.step.seconds
 

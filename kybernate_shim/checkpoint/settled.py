@@ -2,7 +2,8 @@
 
 Sockets that were renamed are moved from where CRIU has bound them. What the new container's config.json wants read-only
 is read-only: CRIU gives a mount the flags that it had at the dump, and CRIU 4.1 none to the root filesystem. Of cgroups
-of version 1 its own alone are seen. And threads have what they had chosen and CRIU does not keep, such as CPUs.
+of version 1 its own alone are seen. And threads and sockets have what was chosen for them and CRIU does not keep, such
+as CPUs, and groups of multicast.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from kybernate_shim.checkpoint import cgroup_views
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.names import Names, move_sockets
 from kybernate_shim.errors import HeldFailed
+from kybernate_shim.linux import socket_settings
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.mount.rootfs import attributes_of
 from kybernate_shim.linux.namespaces import CLONE_NEWNS, in_namespace
 from kybernate_shim.linux.process import has_ended
+from kybernate_shim.linux.socket_settings import SocketSettings
 from kybernate_shim.linux.thread_settings import ThreadSettings, put_back
 from kybernate_shim.oci.spec import Spec
 
@@ -28,12 +31,15 @@ from kybernate_shim.oci.spec import Spec
 class Settled:
     """What one restore has to put right. `read_only` are destinations of mounts, "/" among them where the root is.
 
-    `differences` are the sentences on `threads` that could not have what they had, once it is settled.
+    `differences` are the sentences on `threads` that could not have what they had, once it is settled, and
+    `of_sockets` those on `sockets`.
     """
 
     names: Names
     read_only: Sequence[str]
     threads: Sequence[ThreadSettings] = ()
+    sockets: Sequence[SocketSettings] = ()
+    of_sockets: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
 
     @classmethod
@@ -44,18 +50,19 @@ class Settled:
         rootfs: Path,
         threads: Sequence[ThreadSettings] = (),
         moved: Mapping[str, str] | None = None,
+        sockets: Sequence[SocketSettings] = (),
     ) -> Settled:
         """Find out what to do. `moved`: mounts, by their declared destination, that are restored elsewhere."""
         root = ["/"] if (spec.document.get("root") or {}).get("readonly") else []
         listed = SpecMounts.of(spec, rootfs, moved)
         # Of version 1, that option is for the hierarchies: runtimes leave the tmpfs above them writable.
         cgroups = {place for place, kind in listed.others.items() if kind.startswith("cgroup")}
-        return cls(names, [*root, *sorted((listed.mounted_read_only | listed.read_only) - cgroups)], threads)
+        return cls(names, [*root, *sorted((listed.mounted_read_only | listed.read_only) - cgroups)], threads, sockets)
 
     @property
     def must_be_held(self) -> bool:
         """Return whether the processes must not run before."""
-        return bool(self.names.sockets or self.threads) or "/" in self.read_only
+        return bool(self.names.sockets or self.threads or self.sockets) or "/" in self.read_only
 
     def settle(self, init: int) -> None:
         """Do it for the container of the process `init`. Raises HeldFailed and OSError."""
@@ -66,6 +73,8 @@ class Settled:
         cgroup_views.narrow(init)
         if self.threads:
             self.differences.extend(put_back(init, self.threads))
+        if self.sockets:
+            self.of_sockets.extend(socket_settings.put_back(init, self.sockets))
         if writable := self._writable(init):
             in_namespace(Path(f"/proc/{init}/ns/mnt"), CLONE_NEWNS, lambda: _make_read_only(writable))
         if writable := self._writable(init):

@@ -4,15 +4,17 @@ CRIU's own refusal comes with the container frozen, and names a number. Each kin
 which process holds what, and what can be done about it. The processes run meanwhile: what appears later, CRIU or the
 proof refuses.
 
-A watch of inotify(7) on overlay is no such case: CRIU cannot find the file by its handle there, but by its path, if it
-is told where to look.
-Sources: CRIU's eventpoll.c, fsnotify.c, irmap.c and files-reg.c of versions 4.1 and 4.2; proc(5), /proc/PID/fdinfo.
+A watch of inotify(7) or fanotify(7) on overlay is no such case: CRIU cannot find the file by its handle there, but by
+its path, if it is told where to look.
+Sources: CRIU's eventpoll.c, fsnotify.c, irmap.c, filesystems.c, seize.c and files-reg.c of versions 4.1 and 4.2;
+proc(5), /proc/PID/fdinfo.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,19 +26,26 @@ from typing import Final
 from kybernate_shim.checkpoint.criu.config import line
 from kybernate_shim.checkpoint.descriptor_kinds import problem_of
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.descriptors import is_path, mount_in, mount_of_link, mounts_of
 from kybernate_shim.linux.find_inodes import Identity, find_names, root_of
 from kybernate_shim.linux.held_files import HeldFile, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
-from kybernate_shim.linux.process import state_of, title_of
+from kybernate_shim.linux.process import is_nodes_own, state_of, title_of
+from kybernate_shim.linux.statx import status_at, status_of
 
 SHOWN: Final = 5
 MOST_SECONDS: Final = 10.0  # for the epoll sets of a container, each of which may watch what each process may have open
 MEMORY: Final = "/memfd:"
 EPOLL: Final = "anon_inode:[eventpoll]"
-INOTIFY: Final = "anon_inode:inotify"
-WATCH: Final = re.compile(r"^inotify wd:\S+ ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
+WATCHERS: Final = {"anon_inode:inotify": "inotify", "anon_inode:[fanotify]": "fanotify"}
+WATCH: Final = re.compile(r"^(?:inotify wd:\S+|fanotify) ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
+TRACER: Final = re.compile(r"^TracerPid:\t([1-9]\d*)$", re.MULTILINE)
+POLICIES: Final = {6: "SCHED_DEADLINE", 7: "SCHED_EXT"}
+FLAGS: Final = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
+NO_PATH: Final = {stat.S_IFSOCK: "the socket", stat.S_IFIFO: "the FIFO"}
+QUEUES: Final = "mqueue"  # a type of filesystem
 WATCHED: Final = re.compile(r"^tfd:\s*(\d+) ", re.MULTILINE)
 
 
@@ -58,7 +67,8 @@ class Looked:
 
 def look(pids: Sequence[int]) -> Looked:
     """Return what the processes hold that CRIU cannot dump, or can if it is told more."""
-    found = Looked(list(_ended_leaders(pids)))
+    found = Looked([*_ended_leaders(pids), *_of_threads(pids), *_waiting_messages(pids)])
+    visible = _Visible(pids)
     until = time.monotonic() + MOST_SECONDS
     watches: dict[Identity, HeldFile] = {}
     late: HeldFile | None = None
@@ -71,9 +81,9 @@ def look(pids: Sequence[int]) -> Looked:
                     found.problems += _epoll(held, pids, until)
                 except TimeoutError:
                     late = held
-            elif held.name == INOTIFY:
+            elif held.name in WATCHERS:
                 watches.update(dict.fromkeys(_watches(held), held))
-            elif problem := problem_of(held):
+            elif problem := problem_of(held) or visible.problem_of(held):
                 found.problems.append(problem)
     if late is not None:
         found.problems.append(
@@ -94,6 +104,94 @@ def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
                     f"the first thread of {title_of(pid)} has ended (pthread_exit) while others run, which CRIU cannot"
                     " dump: let it wait for them (pthread_join)"
                 )
+
+
+def _of_threads(pids: Sequence[int]) -> Iterator[str]:
+    """Yield a sentence for each process with a thread that another one traces, or that CRIU cannot schedule again.
+
+    Our own tools that trace let go in time.
+    """
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # thousands of threads
+                tracer = TRACER.search(text_of(f"/proc/{pid}/task/{task}/status"))
+                if tracer and not is_nodes_own(int(tracer[1])):
+                    yield (
+                        f"{title_of(pid)} is traced by {title_of(int(tracer[1]))} (ptrace(2)), so that CRIU cannot"
+                        " seize it: end the debugger or tracer before the checkpoint"
+                    )
+                    break
+                if policy := POLICIES.get(os.sched_getscheduler(int(task))):
+                    yield (
+                        f"thread {task} of {title_of(pid)} has the scheduling policy {policy}, which CRIU cannot"
+                        " restore: let it use another one, such as SCHED_FIFO or SCHED_OTHER"
+                    )
+                    break
+
+
+def _waiting_messages(pids: Sequence[int]) -> Iterator[str]:
+    """Yield a sentence on the POSIX message queues that a container sees, which CRIU leaves out."""
+    for pid in pids[:1]:
+        with suppress(OSError):  # also of a process whose first thread has ended, which shows no mounts
+            for mount in read_mountinfo(pid):
+                if mount.type != QUEUES:
+                    continue
+                with root_of(pid, str(mount.path)) as directory:
+                    found = status_at(directory).st_dev
+                    if f"{os.major(found)}:{os.minor(found)}" != mount.device:
+                        continue  # something else is mounted over it
+                    names = sorted(os.listdir(directory))  # noqa: PTH208  # by its descriptor
+                if names:
+                    shown = ", ".join(f"{name!a}" for name in names[:SHOWN])
+                    yield (
+                        f"the container of {title_of(pid)} has {len(names)} POSIX message queues at {mount.path}"
+                        f" ({shown}), which CRIU cannot dump: remove them (mq_unlink(3)) before the checkpoint, or use"
+                        " pipes or sockets"
+                    )
+                    return
+
+
+class _Visible:
+    """Which mounts the processes can see. CRIU looks up each open file by its mount."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._mounts = self._read()
+
+    def problem_of(self, held: HeldFile) -> str:
+        """Return a sentence about a file that is on no mount of theirs, "" where it is on one. Raises OSError."""
+        if not is_path(held.name):
+            return ""
+        if "/fd/" not in held.place:
+            return self._unseen(held, mount_of_link(held.place))
+        info = _fdinfo(held)
+        if _flags(info) & os.O_PATH and (kind := NO_PATH.get(stat.S_IFMT(status_of(held.place).st_mode))):
+            return f"{held}, {kind} by O_PATH, which CRIU cannot dump: close it before the checkpoint"
+        return self._unseen(held, mount_in(info))
+
+    def _unseen(self, held: HeldFile, number: int) -> str:
+        if number in self._mounts:
+            return ""
+        self._mounts = self._read()  # it may have been mounted meanwhile
+        if number in self._mounts:
+            return ""
+        return (
+            f"{held}, which lies on no mount that the container sees, such as a POSIX message queue, a filesystem that"
+            " was unmounted (umount -l), or one of another container: CRIU cannot dump it; close it before the"
+            " checkpoint"
+        )
+
+    def _read(self) -> frozenset[int]:
+        found: set[int] = set()
+        for pid in self._pids:
+            with suppress(OSError):  # it has ended, or its first thread
+                found.update(mounts_of(pid))
+        return frozenset(found)
+
+
+def _flags(info: str) -> int:
+    found = FLAGS.search(info)
+    return int(found[1], 8) if found else 0
 
 
 def _program(held: HeldFile) -> str:
@@ -140,7 +238,7 @@ def _other(held: HeldFile, pids: Sequence[int], slot: tuple[int, int, int]) -> s
 
 
 def _watches(held: HeldFile) -> Iterator[Identity]:
-    """Yield what an inotify instance watches on overlay filesystems, where CRIU needs a path."""
+    """Yield what inotify or fanotify watches on overlay filesystems, where CRIU needs a path."""
     found = WATCH.findall(_fdinfo(held))
     if not found:
         return
@@ -161,12 +259,12 @@ def _find_watched(found: Looked, watches: dict[Identity, HeldFile]) -> None:
         try:
             found.lines.append(line("irmap-scan-path", path))
         except Refused as error:
-            found.problems.append(f"a process watches {path!a} by inotify, and {error}")
+            found.problems.append(f"a process watches {path!a}, and {error}")
     for identity in watches.keys() - names.keys():
         held = watches[identity]
         found.problems.append(
-            f"{title_of(held.pid)} watches by its inotify {held.what} a file of the root filesystem without a name that"
-            f" could be found (inode {identity[1]}): CRIU needs one; remove the watch (inotify_rm_watch)"
+            f"{title_of(held.pid)} watches by its {WATCHERS[held.name]} {held.what} a file of the root filesystem"
+            f" without a name that could be found (inode {identity[1]}): CRIU needs one; remove the watch"
         )
 
 

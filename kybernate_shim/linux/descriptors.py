@@ -25,23 +25,25 @@ def outside(pids: Iterable[int]) -> Iterator[str]:
     For processes that do not run. Raises OSError where one has ended.
     """
     pids = list(pids)
-    mounts = {number for pid in pids for number in _mounts(pid)}
+    mounts = {number for pid in pids for number in mounts_of(pid)}
     for pid in pids:
         for name in [entry.name for entry in os.scandir(f"/proc/{pid}/fd")]:
             link = str(Path(f"/proc/{pid}/fd/{name}").readlink())
-            if _is_path(link) and mount_of(f"/proc/{pid}/fdinfo/{name}") not in mounts:
+            if is_path(link) and mount_of(f"/proc/{pid}/fdinfo/{name}") not in mounts:
                 yield f"process {pid}: descriptor {name} is {link!a}, which is on no mount of the container"
         for name in LINKS:
             link = str(Path(f"/proc/{pid}/{name}").readlink())
-            if _is_path(link) and _mount_of_link(f"/proc/{pid}/{name}") not in mounts:
+            if is_path(link) and mount_of_link(f"/proc/{pid}/{name}") not in mounts:
                 yield f"process {pid}: {name} is {link!a}, which is on no mount of the container"
 
 
-def _is_path(link: str) -> bool:
+def is_path(link: str) -> bool:
+    """Return whether a link of /proc names a file of a filesystem, and not the kernel's own memory or no file."""
     return link.startswith("/") and not link.startswith(INTERNAL)
 
 
-def _mounts(pid: int) -> Iterator[int]:
+def mounts_of(pid: int) -> Iterator[int]:
+    """Yield the ids of the mounts that a process can see. Raises OSError."""
     with open(f"/proc/{pid}/mountinfo", "rb") as file:  # noqa: PTH123  # a loop over hundreds of small files
         for line in file:
             yield int(line.split(b" ", 1)[0])
@@ -50,11 +52,17 @@ def _mounts(pid: int) -> Iterator[int]:
 def mount_of(path: str) -> int:
     """Return the id of the mount that a descriptor is on, by the path of its fdinfo; -1 where that names none."""
     with open(path) as file:  # noqa: PTH123
-        found = MOUNT_ID.search(file.read())
+        return mount_in(file.read())
+
+
+def mount_in(info: str) -> int:
+    """Return the id of the mount that the text of an fdinfo names, -1 where it names none."""
+    found = MOUNT_ID.search(info)
     return int(found[1]) if found else -1
 
 
-def _mount_of_link(path: str) -> int:
+def mount_of_link(path: str) -> int:
+    """Return the id of the mount that what a link of /proc leads to is on. Raises OSError."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         return mount_of(f"/proc/self/fdinfo/{fd}")

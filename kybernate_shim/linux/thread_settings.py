@@ -162,18 +162,18 @@ def _of_thread(pid: int, tid: int, usual: InheritedSettings) -> ThreadSettings:
     )
     if not settings.any:
         return settings
-    process, thread = _inside(f"/proc/{pid}/task/{tid}/status")
+    process, thread = inside(f"/proc/{pid}/task/{tid}/status")
     return replace(settings, pid=process, tid=thread)
 
 
 def _numbers(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield the threads of a process, each by its numbers in the container and the one here."""
     for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-        yield _inside(f"/proc/{pid}/task/{name}/status"), int(name)
+        yield inside(f"/proc/{pid}/task/{name}/status"), int(name)
 
 
-def _inside(status: str) -> tuple[int, int]:
-    """Return a thread's process and its own number as its pid namespace has them."""
+def inside(status: str) -> tuple[int, int]:
+    """Return a thread's process and its own number as its pid namespace has them, by the path of its status."""
     lines = dict(line.split(":\t", 1) for line in lines_of(text_of(status)) if ":\t" in line)
     return int(lines.get("NStgid", lines["Tgid"]).split()[-1]), int(lines.get("NSpid", lines["Pid"]).split()[-1])
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import httpx
 
+from kybernate.node.failure import Failure
 from kybernate.page import program
 from kybernate.page.access import Role
 from kybernate.page.source import Action, ActionRefused, LogAbsent
-from kybernate.page.view import Begin, Change, Container, End, Found, Gpu, Image, Object, Put, Tier
+from kybernate.page.view import Begin, Change, Container, End, Found, Gpu, Image, Object, Put, Seat, Share, Tier
 from kybernate_shim.logs import Log
 
 SECONDS = 20.0
@@ -35,6 +36,8 @@ class Scripted:
         self.asked: list[tuple[Action, str]] = []
         self.refusal: ActionRefused | None = None
         self.lines: list[str] | None = None
+        self.log_failure: Failure | None = None
+        self.end_log: Callable[[], object] = lambda: None  # ends the output that is being followed
 
     def say(self, *changes: Change) -> None:
         """Report changes."""
@@ -58,11 +61,15 @@ class Scripted:
         return f"{action} of {key} has begun."
 
     async def log(self, container: Container) -> AsyncIterator[str]:
+        if self.log_failure is not None:
+            raise self.log_failure
         if self.lines is None:
             raise LogAbsent(f"there is no log of {container.title}")
         for line in self.lines:
             yield line
-        await asyncio.Event().wait()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        self.end_log = lambda: loop.call_soon_threadsafe(ended.set)
+        await ended.wait()
 
 
 class Served:
@@ -118,18 +125,44 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def small_node() -> list[Object]:
-    """Return a node with two GPUs, three containers, two images and two tiers."""
+def small_node(now: float = 0.0) -> list[Object]:
+    """Return a node with two GPUs, two seats, three containers, two images and two tiers. Times are before `now`."""
+    now = now or time.time()
     return [
-        Gpu("GPU-0", 0, "NVIDIA H100", 80 * GIB, 30 * GIB),
+        Gpu("GPU-0", 0, "NVIDIA H100", 80 * GIB, 30 * GIB, (Share("k8s.io/a", 28 * GIB),)),
         Gpu("GPU-1", 1, "NVIDIA H100", 80 * GIB, 0),
         Container("k8s.io/a", "default/llama/server", "registry/llama:1", "running", "attached", gpus=("GPU-0",)),
         Container("k8s.io/b", "default/qwen/server", "registry/qwen:1", "running", "suspended", host_bytes=24 * GIB),
         Container("k8s.io/c", "default/web/nginx", "nginx:1", "running"),
-        Image("image-1", "llama-1", "default/llama/server", time.time() - 60, 32 * GIB, 24 * GIB, ("disk", "ram")),
-        Image(
-            "image-2", "qwen-1", "default/qwen/server", time.time() - 600, 25 * GIB, 24 * GIB, ("object",), pinned=True
+        Seat(
+            "g00-s1",
+            "large",
+            "g00",
+            (0,),
+            "active",
+            now - 60,
+            "k8s.io/a",
+            "default/llama/server",
+            5,
+            held=28 * GIB,
+            busy=True,
         ),
+        Seat(
+            "g00-s2",
+            "large",
+            "g00",
+            (0,),
+            "suspended",
+            now - 60,
+            "k8s.io/b",
+            "default/qwen/server",
+            need=24 * GIB,
+            waits=("use",),
+            reason="g00-s1 is busy, and has the higher priority",
+            before=("g00-s1",),
+        ),
+        Image("image-1", "llama-1", "default/llama/server", now - 60, 32 * GIB, 24 * GIB, ("disk", "ram")),
+        Image("image-2", "qwen-1", "default/qwen/server", now - 600, 25 * GIB, 24 * GIB, ("object",), pinned=True),
         Tier("ram", "/dev/shm/kybernate", 64 * GIB, 32 * GIB, 32 * GIB, 1),
         Tier("disk", "/var/lib/kybernate", 0, 57 * GIB, 0, 2),
     ]

@@ -9,9 +9,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, expect
 
+from kybernate.node.failure import Unavailable
 from kybernate.page.access import Role
 from kybernate.page.source import Action, ActionRefused
-from kybernate.page.view import Container, Event, Found, Gone, Gpu, Lost, Operation, Put
+from kybernate.page.view import Container, Event, Found, Gone, Gpu, Image, Lost, Operation, Put, Seat, Share, Tier
 from tests.browser.conftest import TIMEOUT_MS, logged_in
 from tests.browser.scripted import GIB, Scripted, Served, served
 
@@ -43,7 +44,7 @@ def test_wake_is_watched_live(source: Scripted, page_server: Served, context: Br
     )
     expect(operations).to_contain_text("succeeded")
     expect(line.locator(".phase").first).to_have_text("running")
-    expect(line).to_contain_text("0.50 s")  # the wake's own bar
+    expect(line).to_contain_text("500 ms")  # the wake's own bar
     expect(tab.locator("[data-section=gpus]")).to_contain_text("54.0 GiB of 80.0 GiB")
     expect(tab.locator("#gpu-GPU-0")).to_contain_text("default/qwen/server")
     expect(line.get_by_role("button", name="Sleep")).to_be_visible()
@@ -95,7 +96,7 @@ def test_buttons_work_without_scripts(browser: Browser, source: Scripted, page_s
 
 def test_viewer_has_no_buttons(source: Scripted, page_server: Served, context: BrowserContext) -> None:
     tab = logged_in(context, page_server, Role.VIEWER)
-    for path in ("/", "/images", "/container?container=k8s.io/b"):
+    for path in ("/", "/seats", "/images", "/container?container=k8s.io/b"):
         tab.goto(page_server.url + path)
         expect(tab.locator("form.action")).to_have_count(0)
     for path in ("/confirm?action=wake&key=k8s.io/b", "/log?container=k8s.io/a", "/playground"):
@@ -114,13 +115,21 @@ def test_names_inject_no_html(source: Scripted, page_server: Served, context: Br
     titles = tab.title()
     source.say(
         Put(hostile),
+        Put(Gpu(HOSTILE, 7, HOSTILE, 9, 8, (Share(hostile.key, 5), Share(HOSTILE, 2)))),
+        Put(
+            Seat(HOSTILE, HOSTILE, HOSTILE, (7,), HOSTILE, 1.0, hostile.key, HOSTILE, waits=(HOSTILE,), reason=HOSTILE)
+        ),
+        Put(Tier(HOSTILE, HOSTILE, 9, 8, 1, 2)),
+        Put(Image(HOSTILE, HOSTILE, HOSTILE, 1.0, 9, 9, (HOSTILE,), pinned=True, states=(HOSTILE,))),
+        Put(Operation("3", "resume", "succeeded", hostile.key, HOSTILE, created=1.0, ended=2.0)),  # a bar of its chart
         Put(Operation(HOSTILE, HOSTILE, "running", f"ns/{HOSTILE}", HOSTILE, HOSTILE, 1.0, step=HOSTILE, total=9)),
         Put(Operation("2", HOSTILE, "failed", "", HOSTILE, ended=2.0, error=HOSTILE, advice=HOSTILE)),
         Put(Event(1, 1.0, HOSTILE, "error", HOSTILE, HOSTILE)),
         Found(HOSTILE, ((HOSTILE, HOSTILE),)),
     )
     expect(tab.locator("[data-section=containers]")).to_contain_text("onerror")
-    addresses = ["/", "/events", "/images"]
+    source.lines = [HOSTILE, "\x1b[31mred\x1b[0m"]
+    addresses = ["/", "/seats", "/events", "/images"]
     addresses.append(
         "/container?" + tab.evaluate("key => new URLSearchParams({container: key}).toString()", hostile.key)
     )
@@ -130,7 +139,7 @@ def test_names_inject_no_html(source: Scripted, page_server: Served, context: Br
         assert tab.locator("main img").count() == 0, path
         assert tab.locator("main script").count() == 0, path
         assert "49" not in tab.locator("main").inner_text(), path  # no template was run
-        assert HOSTILE in tab.locator("main").inner_text() or path == "/images"
+        assert HOSTILE in tab.locator("main").inner_text()
     assert titles.endswith("Kybernate")
     tab.goto(page_server.url + addresses[-1])
     expect(tab.locator("h1")).to_have_text(HOSTILE)
@@ -142,7 +151,9 @@ def test_agent_that_is_away_is_said_and_comes_back(
     tab = logged_in(context, page_server)
     source.say(Lost("no agent answers on unix:///run/kybernate/agent.sock"))
     expect(tab.get_by_role("alert")).to_contain_text("The agent does not answer")
-    expect(tab.locator("tr", has_text="default/llama/server")).to_be_visible()  # the last that is known
+    expect(
+        tab.locator("[data-section=containers] tr", has_text="default/llama/server")
+    ).to_be_visible()  # the last that is known
     source.say(Found("gpu-node"))
     expect(tab.locator("[data-section=status]")).to_contain_text("answers")
 
@@ -169,7 +180,7 @@ def test_two_tabs_and_a_reload_in_the_middle(source: Scripted, page_server: Serv
     source.say(Gone(SUSPENDED))
     one.reload()
     for tab in (one, other):
-        expect(tab.locator("tr", has_text="default/qwen/server")).to_have_count(0)
+        expect(tab.locator("[data-section=containers] tr", has_text="default/qwen/server")).to_have_count(0)
 
 
 def test_focus_stays_where_nothing_changed(source: Scripted, page_server: Served, context: BrowserContext) -> None:
@@ -193,6 +204,92 @@ def test_log_is_followed(source: Scripted, page_server: Served, context: Browser
     assert tab.locator("#log img").count() == 0
 
 
+def test_memory_is_shown_by_its_owner(source: Scripted, page_server: Served, context: BrowserContext) -> None:
+    tab = logged_in(context, page_server)
+    card = tab.locator("#gpu-GPU-0")
+    expect(card).to_contain_text("default/llama/server 28.0 GiB")
+    expect(card).to_contain_text("other processes 2.00 GiB")
+    expect(card).to_contain_text("free 50.0 GiB")
+    shares = (Share("k8s.io/b", 40 * GIB), Share("k8s.io/a", 28 * GIB))
+    source.say(Put(Gpu("GPU-0", 0, "NVIDIA H100", 80 * GIB, 68 * GIB, shares)), Put(AWAKE))
+    expect(card).to_contain_text("free 12.0 GiB")
+    bars = card.locator("svg rect[data-share]")
+    expect(bars).to_have_count(2)
+    assert [bars.nth(n).get_attribute("width") for n in (0, 1)] == ["50.00", "35.00"]
+    expect(card.get_by_role("img")).to_have_accessible_name(re.compile("40.0 GiB by default/qwen/server"))
+
+
+def test_seats_say_which_is_active_and_why_another_is_not(
+    source: Scripted, page_server: Served, context: BrowserContext
+) -> None:
+    tab = logged_in(context, page_server)
+    seats = tab.locator("[data-section=seats]").first
+    expect(seats.locator("#seat-g00-s1")).to_contain_text("active")
+    expect(seats.locator("#seat-g00-s2")).to_contain_text("before it: g00-s1")
+    tab.goto(f"{page_server.url}/container?container=k8s.io/b")
+    expect(tab.locator("#why")).to_contain_text("g00-s1 is busy, and has the higher priority. Open requests: use.")
+    source.say(Put(Seat("g00-s2", "large", "g00", (0,), "active", 2.0, "k8s.io/b", "default/qwen/server")), Put(AWAKE))
+    expect(tab.locator("#why")).to_contain_text("It is running. Its seat g00-s2 in the group g00 is active.")
+
+
+def test_tier_names_its_images(source: Scripted, page_server: Served, context: BrowserContext) -> None:
+    tab = logged_in(context, page_server)
+    expect(tab.locator("#tier-disk")).to_contain_text("llama-1")
+    source.say(*(Put(Image(f"i{n}", f"image-{n}", bytes=n, tiers=("disk",))) for n in range(10)))
+    tab.locator("#tier-disk").get_by_role("link", name="all 11 images in disk").click()
+    expect(tab.locator("[data-section=images] tbody tr")).to_have_count(11)
+
+
+def test_log_of_an_agent_that_was_away_is_shown_once(
+    source: Scripted, page_server: Served, context: BrowserContext
+) -> None:
+    source.lines, source.log_failure = ["one", "two"], Unavailable("no agent answers")
+    tab = logged_in(context, page_server)
+    tab.goto(f"{page_server.url}/container?container=k8s.io/a")
+    expect(tab.locator("#log-state")).to_contain_text("no agent answers")
+    source.log_failure = None
+    expect(tab.locator("#log")).to_have_text("one\ntwo\n")
+    source.end_log()
+    expect(tab.locator("#log-state")).to_contain_text("The container is removed")
+    expect(tab.locator("#log")).to_have_text("one\ntwo\n")
+
+
+def test_tab_that_is_hidden_follows_nothing(source: Scripted, page_server: Served, context: BrowserContext) -> None:
+    tab = logged_in(context, page_server)
+    hide = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    tab.evaluate(hide, True)
+    source.say(Put(Container("k8s.io/d", "default/new/server", state="running")))
+    other = context.new_page()
+    other.goto(page_server.url)
+    expect(other.locator("[data-section=containers] tr", has_text="default/new/server")).to_be_visible()
+    expect(tab.locator("[data-section=containers] tr", has_text="default/new/server")).to_have_count(0)
+    tab.evaluate(hide, False)
+    expect(tab.locator("[data-section=containers] tr", has_text="default/new/server")).to_be_visible()
+
+
+def test_many_tabs_are_usable(source: Scripted, page_server: Served, context: BrowserContext) -> None:
+    """One after the other is looked at: a browser has six connections to a host."""
+    tabs = [logged_in(context, page_server)]
+    hide = "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+    hide += "document.dispatchEvent(new Event('visibilitychange'))"
+    for _ in range(8):
+        tabs[-1].evaluate(hide)
+        tabs.append(context.new_page())
+        tabs[-1].goto(page_server.url)
+        expect(tabs[-1].get_by_role("heading", name="GPUs")).to_be_visible()
+
+
+def test_log_out_in_one_tab_is_seen_in_another(page_server: Served, context: BrowserContext) -> None:
+    tab = logged_in(context, page_server)
+    other = context.new_page()
+    other.goto(page_server.url)
+    tab.get_by_role("button", name="Log out").click()
+    expect(tab).to_have_url(re.compile("/login$"))
+    other.evaluate("fetch('/section/status').then(answer => { document.title = answer.status; })")
+    expect(other).to_have_title("401")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_reads_with_assistive_tools(
@@ -207,7 +304,8 @@ def test_reads_with_assistive_tools(
         Lost("no agent answers"),
     )
     expect(tab.get_by_role("alert")).to_be_visible()
-    for path in ("/", "/images", "/events", "/container?container=k8s.io/b", "/playground"):
+    source.lines = ["loading weights"]
+    for path in ("/", "/seats", "/images", "/events", "/container?container=k8s.io/b", "/playground"):
         tab.goto(page_server.url + path)
         found = Axe().run(tab)
         assert found.violations_count == 0, f"{path}: {found.generate_report()}"

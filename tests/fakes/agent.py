@@ -30,6 +30,7 @@ class FakeAgent(
         self.operations: dict[str, list[wire.Operation]] = {}  # the states that are still to come, by id
         self.node = wire.Node(name="node-1")
         self.changes: list[wire.Change] = []
+        self.log: list[wire.LogLine] = []  # of each container
         self.watch_ends = False  # as if the client's time were over once all changes are sent
         self.watched: list[float] = []  # how many seconds a client had left then
         self.failure: tuple[grpc.StatusCode, wire.Error] | None = None  # of every call
@@ -189,6 +190,10 @@ class FakeAgent(
                     continue
                 change, sent = self.changes[sent], sent + 1
             yield change
+
+    def ReadLog(self, request: Any, context: Any) -> Iterator[wire.LogLines]:  # noqa: N802
+        self._answer(request, context)
+        yield wire.LogLines(lines=self.log[-request.lines :] if request.lines else ())
 
     def ListImages(self, request: Any, context: Any) -> wire.ListImagesResponse:  # noqa: N802
         self._answer(request, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kybernate.messages import cri_runtime_pb2 as wire
 from tests.system import gpu, node_agent
 from tests.system.checkpoints import counting
+from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
 from tests.system.node_agent import NodeAgent
 
@@ -82,11 +85,11 @@ def test_container_is_suspended_and_woken_by_the_page(agent: NodeAgent, ours: Ct
         with gpu.computing(ours) as container, page(agent) as socket, session(socket) as client:
             key = f"{ours.namespace}/{container.id}"
             eventually(lambda: "running" in row(client, container.id))
-            assert ask(client, "sleep", key).startswith("200 suspend of ")
+            assert ask(client, "sleep", key).startswith("200 sleep of ")
             eventually(lambda: "suspended" in row(client, container.id))
             eventually(lambda: "It is suspended" in client.get("/container", params={"container": key}).text)
-            assert ask(client, "wake", key).startswith("200 resume of ")
-            eventually(lambda: "running" in row(client, container.id) and " s" in row(client, container.id))
+            assert ask(client, "wake", key).startswith("200 wake of ")
+            eventually(lambda: re.search(r"running.* (ms|s)\b", row(client, container.id), re.DOTALL))
             eventually(lambda: client.get("/section/operations").text.count("succeeded") == 2 * SHOWN)
             eventually(lambda: "container.resumed" in client.get("/section/events").text)
     finally:
@@ -129,6 +132,54 @@ def test_other_user_gets_no_link_of_an_operator(agent: NodeAgent) -> None:
         with session(socket, "viewer", nobody) as client:
             assert client.get("/confirm", params={"action": "wake", "key": "x"}).status_code == 403
             assert client.get("/section/containers").status_code == 200
+
+
+def logged(client: httpx.Client, key: str, count: int) -> list[str]:
+    """Return the first lines that the page streams of a container's output."""
+    found: list[str] = []
+    with client.stream("GET", "/log", params={"container": key}) as stream:
+        assert stream.status_code == 200
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line.removeprefix("data: ")))
+            if len(found) == count:
+                return found
+    raise AssertionError(f"the stream ended after {found}")
+
+
+def test_output_is_followed_by_the_agent(agent: NodeAgent, ours: Ctr) -> None:
+    with counting(ours) as counter, page(agent) as socket, session(socket) as client:
+        eventually(lambda: row(client, counter.id))
+        lines = logged(client, f"{ours.namespace}/{counter.id}", counter.count() + 2)
+        assert int(lines[-1]) == int(lines[-2]) + 1
+        with session(socket, "viewer") as viewer:
+            refused = viewer.get("/log", params={"container": f"{ours.namespace}/{counter.id}"})
+            assert refused.status_code == 403
+            assert lines[-1] not in refused.text
+
+
+def test_output_of_a_pod_is_joined_and_followed_over_a_rotation(agent: NodeAgent) -> None:
+    script = (
+        "head -c 20000 /dev/zero | tr '\\0' x; echo; echo second >&2; while :; do sleep 0.2; echo $((n += 1)); done"
+    )
+    with Cri() as cri, cri.pod(namespace="team") as pod, page(agent) as socket, session(socket) as client:
+        id = cri.run(pod, "talks", ["sh", "-c", script])
+        eventually(lambda: row(client, id))
+        log = Path(cri.status(id).log_path)
+        eventually(lambda: len(log.read_text().splitlines()) > 5)
+        lines = logged(client, f"k8s.io/{id}", 4)  # those of the two outputs in any order
+        assert "x" * 16384 + " […]" in lines  # of a line that came in two parts
+        assert "second" in lines
+        with client.stream("GET", "/log", params={"container": f"k8s.io/{id}"}) as stream:
+            lines = stream.iter_lines()
+            next(line for line in lines if line == 'data: "3"')
+            log.rename(log.with_name(f"{log.name}.20260101-000000"))
+            cri.call("ReopenContainerLog", wire.ReopenContainerLogRequest(container_id=id))
+            new = eventually(lambda: log.exists() and log.read_text().splitlines())[0].rpartition(" ")[2]
+            next(line for line in lines if line == f'data: "{new}"')
+            cri.stop(id)
+            cri.remove(id)
+            assert next(lines for line in lines if line == "event: absent")
 
 
 def test_form_of_another_site_does_nothing(agent: NodeAgent, ours: Ctr) -> None:

@@ -211,7 +211,7 @@ def test_logs_are_those_of_the_program(machine: Machine) -> None:
     machine.up()
     before = ready(machine, "one")
     assert f"loaded {before['one']}" in machine.kybernate("logs", "one", "--file", "models.yaml")
-    assert "does not exist" in machine.kybernate("logs", "none", "--file", "models.yaml", status=3)
+    assert "has no model none" in machine.kybernate("logs", "none", "--file", "models.yaml", status=3)
 
 
 def test_one_process_keeps_a_project(machine: Machine) -> None:

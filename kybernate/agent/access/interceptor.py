@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -13,7 +13,7 @@ import grpc
 from kybernate.agent.access.audit import AuditLog
 from kybernate.agent.access.caller import CALLER, Caller, Role
 from kybernate.agent.access.front import Callers
-from kybernate.agent.access.limits import Buckets
+from kybernate.agent.access.limits import Buckets, Weights
 from kybernate.agent.access.roles import RULES, Rule, permits
 from kybernate.agent.access.wrapping import Answer, wrapped
 from kybernate.agent.settings import Settings
@@ -23,6 +23,10 @@ from kybernate_shim.trust.audit import Decision
 
 REQUEST_ID: Final = "x-request-id"  # of a call's metadata, as proxies and service meshes name it
 LONGEST_ID: Final = 128
+# Of one caller that is no operator; an answer has at most 64 MiB, most have a few KiB.
+MOST_CALLS: Final = 256
+MOST_BYTES: Final = 64 << 20
+MOST_BYTES_OF_ALL: Final = 256 << 20
 UNKNOWN: Final = Caller(Role.NONE, name="a caller that is not known any more")
 NO_RULE: Final = Rule(frozenset())
 
@@ -40,6 +44,10 @@ ACCESS_DENIED_ADVICE: Final = (
 )
 
 
+def _weights() -> Weights:
+    return Weights(calls=MOST_CALLS, bytes=MOST_BYTES, all_bytes=MOST_BYTES_OF_ALL)
+
+
 @dataclass
 class Access(grpc.aio.ServerInterceptor):
     """The one interceptor for access, of all sockets."""
@@ -48,6 +56,7 @@ class Access(grpc.aio.ServerInterceptor):
     audit: AuditLog
     settings: Callable[[], Settings]
     buckets: Buckets
+    weights: Weights = field(default_factory=_weights)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -61,6 +70,7 @@ class Access(grpc.aio.ServerInterceptor):
         async def around(request: Any, context: Any) -> AsyncIterator[Answer]:
             add_ids(request=request_id(context.invocation_metadata()), method=method.rpartition("/")[2])
             async with self._admitted(method, request, context.peer()) as answer:
+                self._weigh(answer, context)
                 yield answer
 
         return wrapped(handler, around)
@@ -80,6 +90,26 @@ class Access(grpc.aio.ServerInterceptor):
             raise
         if rule.verb:
             self.audit.allowed(rule.verb, method, caller, request, answer.message)
+
+    def _weigh(self, answer: Answer, context: Any) -> None:
+        """Count the call, and its answers until they are sent. The operator's are not: it is root on the node.
+
+        gRPC keeps what a client does not read, and a connection has many calls.
+        """
+        caller = CALLER.get()
+        if caller.role == Role.OPERATOR:
+            return
+        key, sent = caller.key, 0
+
+        def passes(message: Any) -> None:
+            nonlocal sent
+            size = message.ByteSize() if message is not None else -sent
+            self.weights.add(key, size)
+            sent += size
+
+        self.weights.begin(key)
+        context.add_done_callback(lambda context: self.weights.end(key, sent))
+        answer.passes = passes
 
     def _caller(self, peer: str) -> Caller:
         one = self.callers.behind(peer)

@@ -45,6 +45,7 @@ _SERVICES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "ListContainers": Rule(READERS),
         "GetContainer": Rule(READERS),
         "Watch": Rule(READERS),
+        "ReadLog": Rule(OPERATORS),
     },
     f"{NODE}.Operations": {
         **_verbs("Operations"),

@@ -13,9 +13,13 @@ import grpc
 
 @dataclass
 class Answer:
-    """What a call of one reply has answered, None before and for streams."""
+    """What a call of one reply has answered, None before and for streams.
+
+    `passes` is called with each message before it is sent, of either kind, and with None once one of a stream is.
+    """
 
     message: Any = None
+    passes: Callable[[Any], None] = lambda message: None
 
 
 Around = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], AbstractAsyncContextManager[Answer]]
@@ -37,11 +41,14 @@ def _behavior(inner: Any, around: Around) -> Any:
     async def call(request: Any, context: Any) -> Any:
         async with around(request, context) as answer:
             answer.message = await inner(request, context)
+            answer.passes(answer.message)
             return answer.message
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with around(request, context):
+        async with around(request, context) as answer:
             async for message in inner(request, context):
+                answer.passes(message)
                 yield message
+                answer.passes(None)
 
     return stream if inspect.isasyncgenfunction(inner) else call

@@ -1,4 +1,7 @@
-"""Events in the journal. Their ids rise without gaps, over restarts of the agent, too.
+"""Events in the journal. Their ids are given without gaps, over restarts of the agent, too.
+
+They are kept for a day, and where they are too many, each container, and the node itself, has its share: those that
+have fewer keep all, and of the others the oldest go. No storm of events pushes out those of another tenant.
 
 Each run begins with an event of its own, which the revisions of the hub build on (`watch/revisions.py`).
 """
@@ -7,7 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 from kybernate.agent.journal import Journal
 from kybernate.messages import agent_pb2 as api
@@ -21,6 +25,7 @@ SCHEMA = (
 KEEP_SECONDS = 24 * 3600.0
 MOST_EVENTS = 200_000  # in the journal, whatever their age
 PRUNE_SECONDS = 600.0
+PRUNE_AFTER = MOST_EVENTS // 10  # events that were recorded since
 PAGE = 256
 
 
@@ -35,6 +40,7 @@ class EventStore:
         self._journal = journal
         self._now_ns = now_ns
         self._pruned_ns = 0
+        self._recorded = 0  # since then
         self.started = api.Event(type="agent.started", level="info", message="the agent has started")
         self.started.time.FromNanoseconds(now_ns())
         with journal.transaction() as connection:
@@ -49,6 +55,7 @@ class EventStore:
         """Write events, all or none, and give them their ids. Raises JournalUnusable."""
 
         def work(connection: sqlite3.Connection) -> list[int]:
+            self._recorded += len(events)
             self._prune(connection)
             return [_insert(connection, event) for event in events]
 
@@ -73,13 +80,28 @@ class EventStore:
 
     def _prune(self, connection: sqlite3.Connection) -> None:
         now = self._now_ns()
-        if 0 <= now - self._pruned_ns < PRUNE_SECONDS * 1e9:
+        if 0 <= now - self._pruned_ns < PRUNE_SECONDS * 1e9 and self._recorded < PRUNE_AFTER:
             return
-        self._pruned_ns = now
+        self._pruned_ns, self._recorded = now, 0
         connection.execute("DELETE FROM events WHERE time_ns < ?", (now - int(self.keep_seconds * 1e9),))
-        connection.execute(
-            "DELETE FROM events WHERE id <= (SELECT seq FROM sqlite_sequence WHERE name = 'events') - ?", (MOST_EVENTS,)
-        )
+        if int(connection.execute("SELECT COUNT(*) FROM events").fetchone()[0]) <= MOST_EVENTS:
+            return
+        kept: dict[str, list[int]] = defaultdict(list)  # by container, "" for the node's own
+        for row in connection.execute("SELECT id, body FROM events ORDER BY id DESC"):
+            kept[api.Event.FromString(row["body"]).container].append(row["id"])
+        share = share_of({name: len(ids) for name, ids in kept.items()}, MOST_EVENTS)
+        over = [(id,) for ids in kept.values() for id in ids[share:]]
+        connection.executemany("DELETE FROM events WHERE id = ?", over)
+
+
+def share_of(counts: Mapping[str, int], most: int) -> int:
+    """Return how many each may keep, so that all together keep `most` at the most."""
+    left, holders = most, len(counts)
+    for count in sorted(counts.values()):
+        if count * holders > left:
+            return left // holders
+        left, holders = left - count, holders - 1
+    return max(counts.values(), default=0)
 
 
 def _insert(connection: sqlite3.Connection, event: api.Event) -> int:

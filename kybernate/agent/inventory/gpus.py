@@ -95,13 +95,13 @@ class Gpus:
 
     def _publish(self, gpus: Sequence[NodeGpu]) -> None:
         addresses = pci_addresses()
-        messages = [gpu_message(gpu, addresses.get(gpu.uuid, "")) for gpu in gpus]
+        owners = self._owners({pid for gpu in gpus for pid in (*gpu.holdings, *(gpu.computed or ()))})
+        messages = [gpu_message(gpu, addresses.get(gpu.uuid, ""), owners) for gpu in gpus]
         there = {message.uuid for message in messages}
         for gone in [gpu for gpu in self._hub.objects("gpu") if gpu.uuid not in there]:
             self._hub.remove(gone)
         for message in messages:
             self._hub.put(message)
-        owners = self._owners({pid for gpu in gpus for pid in (*gpu.holdings, *(gpu.computed or ()))})
         users = users_of(gpus, owners)
         self._activities = activities_of(gpus, owners, users)
         self._used(users)
@@ -139,7 +139,17 @@ def activities_of(gpus: Iterable[NodeGpu], owners: Mapping[int, Key], users: Use
     }
 
 
-def gpu_message(gpu: NodeGpu, pci_address: str) -> api.Gpu:
+def shares_of(gpu: NodeGpu, owners: Mapping[int, Key]) -> list[api.Share]:
+    """Return what the processes of each container hold of a GPU's memory, the largest first."""
+    held: dict[Key, int] = {}
+    for pid, size in gpu.holdings.items():
+        if size and (key := owners.get(pid)) is not None:
+            held[key] = held.get(key, 0) + size
+    largest = sorted(held.items(), key=lambda one: (-one[1], one[0]))
+    return [api.Share(namespace=namespace, container=id, bytes=size) for (namespace, id), size in largest]
+
+
+def gpu_message(gpu: NodeGpu, pci_address: str, owners: Mapping[int, Key]) -> api.Gpu:
     """Return the agent's message. What the driver does not report is 0."""
     return api.Gpu(
         uuid=gpu.uuid,
@@ -150,6 +160,7 @@ def gpu_message(gpu: NodeGpu, pci_address: str) -> api.Gpu:
         used_bytes=gpu.used_bytes,
         free_bytes=gpu.free_bytes or 0,
         pci_address=pci_address,
+        shares=shares_of(gpu, owners),
     )
 
 

@@ -17,6 +17,7 @@ from kybernate.agent.service.described import Described
 from kybernate.agent.service.fetches import SERVICE as IMAGES
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.inventory import Inventories
+from kybernate.agent.service.logs import Logs
 from kybernate.agent.service.operations import Operations, with_verbs
 from kybernate.agent.service.own_container import Own
 from kybernate.agent.service.peer_images import PeerImages
@@ -77,9 +78,10 @@ class Sockets(Part):
         peers = agent.settings().peers
         described = Described(agent.events.containerd.image_of)
         related = Related(images.replicas.elsewhere)
+        logs = Logs(agent.events.containerd.log_path, lambda *key: hub.get("container", "/".join(key)) is not None)
         quota = Quota(lambda: agent.settings().self_socket.quota)
         return Servicers(
-            Inventories(agent.known.inventory, hub, self._findings),
+            Inventories(agent.known.inventory, hub, self._findings, logs),
             ActivityService(agent.known.inventory),
             with_verbs(Operations)(engine),
             with_verbs(Checkpoints)(images.registry, engine, hub.put, images.replicas.look_for),

@@ -1,4 +1,4 @@
-"""The service of the inventory: what the agent knows, and a stream of its changes."""
+"""The service of the inventory: what the agent knows, and a stream of its changes; the output of containers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from kybernate.agent.inventory.inventory import Inventory
+from kybernate.agent.service.logs import Logs
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.messages.agent_pb2_grpc import InventoryServicer
@@ -15,8 +16,10 @@ from kybernate.messages.agent_pb2_grpc import InventoryServicer
 class Inventories(InventoryServicer):
     """`findings` are the agent's own, in addition to those of the node."""
 
-    def __init__(self, inventory: Inventory, hub: Hub, findings: Callable[[], Iterable[wire.Finding]]) -> None:
-        self._inventory = inventory
+    def __init__(
+        self, inventory: Inventory, hub: Hub, findings: Callable[[], Iterable[wire.Finding]], logs: Logs
+    ) -> None:
+        self._inventory, self._logs = inventory, logs
         self._hub = hub
         self._findings = findings
 
@@ -37,3 +40,9 @@ class Inventories(InventoryServicer):
         async with aclosing(following) as changes:
             async for change in changes:
                 yield change
+
+    async def ReadLog(self, request: wire.ReadLogRequest, context: Any) -> AsyncIterator[wire.LogLines]:
+        container = self._inventory.find(request.name, request.namespace)
+        async with aclosing(self._logs.read(container, request.lines, follow=request.follow)) as found:
+            async for lines in found:
+                yield lines

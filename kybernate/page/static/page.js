@@ -4,6 +4,7 @@
 (() => {
   const WAIT_MS = 1000;
   const shown = new Map();  // section -> version that is on the page
+  const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
   const said = document.getElementById("said");
   const dialog = document.getElementById("dialog");
 
@@ -17,7 +18,7 @@
   function local(root) {
     for (const time of root.querySelectorAll("time")) {
       const then = new Date(time.dateTime);
-      if (!Number.isNaN(then.valueOf())) time.textContent = then.toLocaleString();
+      if (!Number.isNaN(then.valueOf())) time.textContent = clock.format(then);
     }
   }
 
@@ -34,16 +35,12 @@
     else before.replaceWith(after);
   }
 
-  async function refresh(place) {
+  function show(place, html) {
     const open = [...place.querySelectorAll("details[open]")].map((one) => one.closest("[id]")?.id);
     const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-    const answer = await fetch(`/section/${place.dataset.section}?${place.dataset.query}`);
-    if (answer.status === 401) return location.assign("/login");
-    if (!answer.ok) throw new Error(`${answer.status}`);
-    const after = place.cloneNode(false);
-    after.innerHTML = await answer.text();  // of this page's own templates, which escape each value
+    const after = place.cloneNode(false), parent = place.parentNode;
+    after.append(...html.childNodes);
     local(after);
-    const parent = place.parentNode;
     update(place, after);
     const now = parent.querySelector("[data-section]");
     for (const id of open) if (id) document.getElementById(id)?.querySelector("details")?.setAttribute("open", "");
@@ -53,18 +50,30 @@
   }
 
   async function take(versions) {
-    for (const place of document.querySelectorAll("[data-section]")) {
+    const places = [...document.querySelectorAll("[data-section]")].filter((place) => {
       const name = place.dataset.section;
-      const version = `${versions[name]}/${name === "gpus" ? versions.containers : ""}`;
-      if (shown.get(name) === version) continue;
-      const first = !shown.has(name);
-      shown.set(name, version);
-      try { await refresh(place); } catch (error) { shown.delete(name); if (!first) throw error; }
+      return (shown.get(name) ?? place.dataset.version) !== `${versions[name]}`;
+    });
+    if (!places.length) return;
+    const names = places.map((place) => place.dataset.section);
+    const answer = await fetch(`/section/${names}?${places[0].dataset.query}`);
+    if (answer.status === 401) return location.assign("/login");
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    const all = document.createElement("template");
+    all.innerHTML = await answer.text();  // of this page's own templates, which escape each value
+    for (const html of all.content.children) {
+      const name = html.dataset.section;
+      show(document.querySelector(`main [data-section=${name}]`), html);
+      shown.set(name, `${versions[name]}`);
+      await new Promise((go) => setTimeout(go));  // input between two long sections has its turn
     }
   }
 
+  // A tab that is not looked at has no stream: a browser has six connections to a host, for all of its tabs.
+  let stream = null;
   function follow() {
-    const stream = new EventSource("/changes");
+    if (document.hidden || (stream && stream.readyState !== EventSource.CLOSED)) return;
+    stream = new EventSource("/changes");
     let newest = null, busy = false;
     stream.onmessage = async (event) => {
       newest = JSON.parse(event.data);
@@ -80,9 +89,16 @@
     stream.onerror = () => {
       if (!document.body.classList.contains("away")) say("The page's server does not answer. What is shown may be old.");
       document.body.classList.add("away");
-      if (stream.readyState === EventSource.CLOSED) setTimeout(follow, WAIT_MS);
+      if (stream.readyState === EventSource.CLOSED) setTimeout(again, WAIT_MS);
     };
     stream.onopen = () => { if (document.body.classList.contains("away")) say("The page's server answers again."); document.body.classList.remove("away"); };
+  }
+
+  // The stream was refused: the session has ended, or too many tabs have one.
+  async function again() {
+    const answer = await fetch("/section/status").catch(() => null);
+    if (answer?.status === 401) location.assign("/login");
+    else follow();
   }
 
   document.addEventListener("submit", async (event) => {
@@ -141,15 +157,25 @@
   if (log) {
     const LINES = 2000;
     const stream = new EventSource(log.dataset.log);
+    const state = document.getElementById("log-state");
+    stream.onopen = () => { log.replaceChildren(); state.textContent = "Follows what the program writes."; };
+    stream.onerror = () => { if (stream.readyState !== EventSource.CLOSED) state.textContent ||= "The output is asked for again."; };
     stream.onmessage = (event) => {
       const end = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
       log.append(`${JSON.parse(event.data)}\n`);
       while (log.childNodes.length > LINES) log.firstChild.remove();
       if (end) log.scrollTop = log.scrollHeight;
     };
-    stream.addEventListener("absent", (event) => { log.textContent = JSON.parse(event.data); stream.close(); });
+    stream.addEventListener("away", (event) => { state.textContent = JSON.parse(event.data); });
+    stream.addEventListener("absent", (event) => { state.textContent = JSON.parse(event.data); stream.close(); });
   }
 
   local(document);
-  if (document.querySelector("[data-section]")) follow();
+  if (document.querySelector("[data-section]")) {
+    follow();
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) stream?.close();
+      else follow();
+    });
+  }
 })();

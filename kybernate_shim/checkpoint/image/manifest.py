@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from kybernate_shim.checkpoint.image.codec import field_invalid, from_json, parse, to_json
 from kybernate_shim.linux.addresses import packed_address
+from kybernate_shim.linux.socket_settings import SocketSettings
 from kybernate_shim.linux.thread_settings import ThreadSettings, cpu_set
 from kybernate_shim.steps import Step
 from kybernate_shim.trust.credentials import Security
@@ -26,7 +27,7 @@ STAGING: Final = f".{NAME}.tmp"  # of the manifest and of ARRIVING: there while 
 NOT_PAYLOAD: Final = frozenset({NAME, REGISTRY, REGISTRY_STAGING, STAGING, ARRIVING, ARRIVAL})
 SAVED_SPEC: Final = "kybernate-spec.json"  # config.json as containerd wrote it: a restore without a pod starts from it
 VERSION: Final = 1
-LEFT_OUT_IF_EMPTY: Final = ("released", "threads", "volumes", "addresses", "frozen_ms")
+LEFT_OUT_IF_EMPTY: Final = ("released", "threads", "sockets", "volumes", "addresses", "frozen_ms")
 MOST_BYTES: Final = 32 << 20  # of a manifest; one that lists 100,000 files has 15 MiB
 LONGEST_NAME: Final = 255  # bytes of a file's name, as Linux has it
 END_OF_MEMORY: Final = 1 << 64
@@ -219,9 +220,9 @@ class Manifest:
     it is back on a GPU. `visible_gpus` are the UUIDs of all GPUs that the container could open, used or not, in the
     driver's order: a map to others names each of them. `addresses` are the pod's. `frozen_ms` is how long the
     container was frozen: until it ran again, or until the image was complete. It, `released`, `threads`, which are
-    those that have chosen something that CRIU does not keep, `volumes`, `lineage`, `addresses`, `declared` of a mount,
-    and `id` of a volume are left out where they are empty, so that older releases read the manifest. `security` is
-    empty in images of older releases.
+    those that have chosen something that CRIU does not keep, `sockets`, the same of them, `volumes`, `lineage`,
+    `addresses`, `declared` of a mount, and `id` of a volume are left out where they are empty, so that older releases
+    read the manifest. `security` is empty in images of older releases.
     """
 
     id: str
@@ -243,6 +244,7 @@ class Manifest:
     data_path: DataPath = field(default_factory=lambda: DataPath("plain", "no GPU state"))
     released: tuple[Released, ...] = ()
     threads: tuple[ThreadSettings, ...] = ()
+    sockets: tuple[SocketSettings, ...] = ()
     mounts: tuple[ImageMount, ...] = ()
     volumes: tuple[ImageVolume, ...] = ()
     lineage: Lineage = Lineage()
@@ -360,6 +362,11 @@ def _check(manifest: Manifest) -> None:
             cpu_set(thread.cpus)
         except ValueError as error:
             raise field_invalid(f"threads[{index}].cpus", str(error)) from error
+    for index, one in enumerate(manifest.sockets):
+        try:
+            one.check()
+        except ValueError as error:
+            raise field_invalid(f"sockets[{index}]", str(error)) from error
 
 
 def _check_moved(manifest: Manifest) -> None:

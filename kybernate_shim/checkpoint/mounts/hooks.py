@@ -14,6 +14,7 @@ from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.linux.mount.mountinfo import MountPoint
 from kybernate_shim.oci.spec import Spec
 
+OVERLAY: Final = "overlay"
 Action = Literal["keep", "external", "drop"]
 # What is done about a hook's mounts, first match wins; those that match nothing are kept when they are the container's
 # own, and external when they are the host's.
@@ -41,12 +42,14 @@ def hook_mounts(
 ) -> list[HookMount]:
     """Find what hooks mounted into a running container, by comparing its mounts with config.json.
 
-    `container` are the mounts of its init, `host` ours. A mount whose filesystem we have mounted too is the host's.
+    `container` are the mounts of its init, `host` ours. A mount whose filesystem we have mounted too is the host's, but
+    for one that shows a part of the container's root filesystem, which a program in there has mounted.
     """
-    listed = SpecMounts.of(spec, rootfs)
+    listed, mounts = SpecMounts.of(spec, rootfs), list(container)
+    own = {mount.device for mount in mounts if str(mount.path) == "/" and mount.type == OVERLAY}
     return [
-        _judge(mount, host, listed)
-        for mount in container
+        _judge(mount, () if mount.device in own else host, listed)
+        for mount in mounts
         if str(mount.path) != "/" and not listed.accounts_for(str(mount.path), mount.type)
     ]
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kybernate.agent.events import store as stores
 from kybernate.agent.events.log import EventLog
-from kybernate.agent.events.store import PAGE, SCHEMA, EventStore
+from kybernate.agent.events.store import PAGE, SCHEMA, EventStore, share_of
 from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.messages import agent_pb2 as api
 
@@ -128,6 +130,30 @@ def test_number_of_events_is_limited(journal: Journal, monkeypatch: pytest.Monke
         assert [event.id for event in await log.since(0)] == [6, 7, 8, 9, 10, 11]
 
     asyncio.run(run())
+
+
+def test_storm_of_one_container_leaves_the_events_of_others(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "MOST_EVENTS", 12)
+    monkeypatch.setattr(stores, "PRUNE_AFTER", 4)
+
+    async def run() -> None:
+        clock = Clock()
+        log = log_of(EventStore(journal, now_ns=clock), [], clock)
+        for name in ("quiet", "quiet", "other", *["loud"] * 40):
+            await log.record("a.happened", "info", "x", container=name)
+        found = [event.container for event in await log.since(0)]
+        assert [found.count(name) for name in ("", "quiet", "other")] == [1, 2, 1]
+        assert len(found) <= 12 + 4
+
+    asyncio.run(run())
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 50), max_size=8), st.integers(0, 100))
+def test_shares_are_equal_and_use_the_room(counts: dict[str, int], most: int) -> None:
+    share = share_of(counts, most)
+    kept = sum(min(count, share) for count in counts.values())
+    assert kept <= most or kept == 0
+    assert share >= max(counts.values(), default=0) or kept + len(counts) > most
 
 
 def test_since_returns_all_pages_with_all_fields(journal: Journal) -> None:

@@ -258,11 +258,14 @@ def test_gpus_of_containers_are_found_by_cgroups(tmp_path: Path) -> None:
     async def run() -> None:
         driver, used = Driver(), list[Users]()
         pids = {("n", "a"): 1, ("n", "b"): 3, ("n", "gone"): 99}
-        gpus = Gpus(Hub(MemoryHistory()), lambda: pids, used.append, ask=driver.ask, proc=tmp_path)
+        hub = Hub(MemoryHistory())
+        gpus = Gpus(hub, lambda: pids, used.append, ask=driver.ask, proc=tmp_path)
         holdings = {2: 10, 3: 20, 4: 30, 98: 40}
         driver.answer = CudaInfo("580", 13000, (NodeGpu("GPU-1", "H100", 80, 30, False, 0, holdings),), ())
         await gpus.refresh()
         assert used == [{("n", "a"): ["GPU-1"], ("n", "b"): ["GPU-1"]}]
+        (gpu,) = hub.objects("gpu")
+        assert [(one.namespace, one.container, one.bytes) for one in gpu.shares] == [("n", "b", 20), ("n", "a", 10)]
 
     asyncio.run(run())
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +20,7 @@ from kybernate_shim.checkpoint import undumpable
 from kybernate_shim.checkpoint.descriptor_kinds import NEVER, problem_of
 from kybernate_shim.checkpoint.undumpable import look, not_dumpable
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux.descriptors import mount_of, mounts_of
 from kybernate_shim.linux.held_files import HeldFile
 from kybernate_shim.linux.process import state_of, title_of
 
@@ -155,3 +160,88 @@ def eventually_ended(pid: int) -> None:
     while state_of(pid) != "Z":
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_traced_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undumpable, "is_nodes_own", lambda pid: False)
+    tracer = """
+import ctypes, os, time
+libc, child = ctypes.CDLL(None), os.fork()
+if child == 0:
+    time.sleep(1000)
+assert libc.ptrace(0x4206, child, None, None) == 0  # PTRACE_SEIZE
+print(child, flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", tracer], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            (text,) = look([process.pid, child]).problems
+            assert f"[{child}] is traced by {title_of(process.pid)} (ptrace(2))" in text
+        finally:
+            os.kill(child, signal.SIGKILL)
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ((socket.AF_INET, socket.SOCK_STREAM, 262), "a socket of MPTCP, which CRIU cannot dump: programs in Go"),
+        ((40, socket.SOCK_STREAM, 0), "a socket of vsock(7), which CRIU cannot dump: close it"),
+    ],
+    ids=["mptcp", "vsock"],
+)
+def test_socket_of_a_kind_that_criu_does_not_know_is_named(kind: tuple[int, int, int], words: str) -> None:
+    try:
+        one = socket.socket(*kind)
+    except OSError as error:
+        pytest.skip(f"this kernel has no such sockets: {error}")
+    with one:
+        (text,) = look(MINE).problems
+        assert f"[{os.getpid()}] has as its descriptor {one.fileno()} {words}" in text
+
+
+def test_sockets_of_usual_kinds_are_not_named() -> None:
+    kinds = [(family, kind) for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX) for kind in (1, 2)]
+    made = [socket.socket(*kind) for kind in [*kinds, (socket.AF_NETLINK, socket.SOCK_RAW)]]
+    try:
+        assert look(MINE).problems == []
+    finally:
+        for one in made:
+            one.close()
+
+
+def test_alarm_of_the_machine_is_named() -> None:
+    libc = ctypes.CDLL(None)
+    alarm = libc.timerfd_create(9, os.O_CLOEXEC)
+    if alarm < 0:
+        pytest.skip("this user may not wake the machine")
+    try:
+        (text,) = look(MINE).problems
+        assert f"descriptor {alarm} a timerfd of CLOCK_BOOTTIME_ALARM" in text
+    finally:
+        os.close(alarm)
+
+
+def test_memory_of_huge_pages_is_named() -> None:
+    try:
+        huge = os.memfd_create("pool", os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"this kernel has no huge pages: {error}")
+    small = os.memfd_create("small")
+    try:
+        (text,) = look(MINE).problems
+        assert f"descriptor {huge} '/memfd:pool', a memfd of huge pages" in text
+    finally:
+        os.close(huge)
+        os.close(small)
+
+
+def test_file_of_a_mount_that_is_not_seen_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        number = mount_of(f"/proc/self/fdinfo/{file.fileno()}")
+        others = [one for one in mounts_of(MINE[0]) if one != number]
+        monkeypatch.setattr(undumpable, "mounts_of", lambda pid: others)
+        found = look(MINE).problems
+    assert any(f"has '{tmp_path}/file' open as its descriptor" in text and "on no mount" in text for text in found)

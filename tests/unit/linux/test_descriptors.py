@@ -34,7 +34,7 @@ def test_what_lies_on_ones_own_mounts_is_inside(pid: int) -> None:
 def test_what_lies_on_no_mount_of_the_container_is_named(
     pid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "_mounts", lambda pid: iter(()))
+    monkeypatch.setattr(descriptors, "mounts_of", lambda pid: iter(()))
     found = list(outside([pid]))
     assert sum(f"is {str(tmp_path)!a}, which is on no mount" in line for line in found) == 2  # descriptor and cwd
     assert {line.split()[2] for line in found} == {"cwd", "root", "exe", "descriptor"}

@@ -18,7 +18,9 @@ from kybernate.page.view import (
     Lost,
     Operation,
     Put,
+    Seat,
     Section,
+    Share,
     Tier,
 )
 
@@ -94,6 +96,7 @@ def test_wakes_are_those_that_succeeded() -> None:
         Put(ended(1)),
         Put(ended(2, state="failed")),
         Put(ended(3, verb="suspend")),
+        Put(ended(3, verb="wake")),  # of one that worked already
         *(Put(ended(n)) for n in range(4, 4 + WAKES)),
     )
     assert known.wakes("ns/a") == (0.5,) * WAKES
@@ -137,6 +140,30 @@ def test_why_names_the_last_failure_and_who_has_the_room() -> None:
     said = why(SLEEPING, known)
     assert "Its last resume failed: no room. Suspend another one." in said
     assert "GPU 0 has less free memory than it needs; b hold the rest." in said
+
+
+def test_why_names_the_seat_and_what_is_before_it() -> None:
+    seat = Seat(
+        "s2", group="g0", status="suspended", container="ns/a", waits=("use",), reason="s1 is busy", before=("s1",)
+    )
+    said = why(SLEEPING, known_of(Put(SLEEPING), Put(seat), Put(Seat("s1", group="g0", container="ns/b"))))
+    assert said.startswith("It is suspended. Its seat s2 in the group g0 is suspended: s1 is busy.")
+    assert "Open requests: use. Before it: s1." in said
+    assert why(SLEEPING, known_of(Put(Seat("s1", container="ns/b")))).endswith("nothing has asked for it.")
+
+
+def test_memory_without_an_owner_is_that_of_other_processes() -> None:
+    gpu = Gpu("GPU-0", 0, "H100", 80, 30, (Share("ns/a", 12), Share("ns/b", 8)))
+    assert gpu.other == 10
+    assert Gpu("GPU-0", 0, "H100", 80, 10, (Share("ns/a", 12),)).other == 0  # the two were read at different times
+
+
+def test_snapshot_with_a_wake_changes_the_containers_charts() -> None:
+    known = known_of(Put(SLEEPING))
+    version = known.version[Section.CONTAINERS]
+    for change in (Begin(), Put(SLEEPING), Put(ended(1)), End()):
+        known.apply(change)
+    assert known.version[Section.CONTAINERS] > version
 
 
 def test_why_says_that_nothing_has_asked() -> None:

@@ -1,28 +1,13 @@
-"""Sizes, durations and queries, as the page writes and reads them."""
+"""Times and queries, as the page writes and reads them."""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qs
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.page.render import Query, clock, seconds, size
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (1 << 60, "1024.0 PiB")]
-)
-def test_size(count: int, shown: str) -> None:
-    assert size(count) == shown
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.481, "0.48 s"), (59, "59 s"), (200, "3 min 20 s"), (7260, "2 h 1 min")]
-)
-def test_seconds(value: float, shown: str) -> None:
-    assert seconds(value) == shown
+from kybernate.page.render import Query, clock
 
 
 def test_clock() -> None:

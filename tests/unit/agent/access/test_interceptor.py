@@ -17,7 +17,8 @@ import pytest
 from kybernate.agent.access.audit import REFUSALS_PER_MINUTE, AuditLog
 from kybernate.agent.access.caller import CALLER, Caller, OwnContainer, Role
 from kybernate.agent.access.interceptor import Access
-from kybernate.agent.access.limits import Buckets
+from kybernate.agent.access.limits import Buckets, Weights
+from kybernate.agent.access.roles import RULES
 from kybernate.agent.service.errors import DETAILS, Translate
 from kybernate.agent.settings import SelfSocket, Settings
 from kybernate.messages import agent_pb2 as wire
@@ -42,7 +43,7 @@ class Operations(services.OperationsServicer):
         return wire.Operation(id="op1", requester=str(CALLER.get()), container="c1", namespace="k8s.io")
 
     async def GetOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return wire.Operation(requester=str(CALLER.get()))
+        return wire.Operation(requester=str(CALLER.get()), id="x" * (3 << 20 if request.id == "large" else 0))
 
     async def WatchOperation(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         for number in range(3):
@@ -86,6 +87,14 @@ class Agent:
     time: list[float]
     settings: Settings
     channel: Any = None
+    access: Any = None
+
+    async def forgotten(self) -> None:
+        """Wait until no call and no answer is counted any more."""
+        weights = self.access.weights
+        async with asyncio.timeout(10):
+            while weights._calls or weights._bytes:  # noqa: ASYNC110  # gRPC forgets a call when it likes
+                await asyncio.sleep(0)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.audit.read_text().splitlines()] if self.audit.exists() else []
@@ -104,7 +113,7 @@ async def running(place: Path, who: Caller | None, settings: Settings = Settings
     agent = Agent(Known(who), place / "audit.jsonl", Log(), [0.0], settings)
     buckets = Buckets(lambda: agent.time[0])
     audit = AuditLog(lambda: Config(audit_log=agent.audit), agent.log, buckets)
-    access = Access(agent.known, audit, lambda: agent.settings, buckets)  # type: ignore[arg-type]
+    access = agent.access = Access(agent.known, audit, lambda: agent.settings, buckets)  # type: ignore[arg-type]
     server = grpc.aio.server(interceptors=[Translate(agent.log), access])
     services.add_OperationsServicer_to_server(Operations(), server)
     services.add_SelfServicer_to_server(Own(), server)
@@ -283,5 +292,73 @@ def test_caller_that_is_gone_is_refused_and_noted(place: Path) -> None:
             assert await agent.refused(call) is grpc.StatusCode.PERMISSION_DENIED
             (line,) = agent.lines()
             assert (line["decision"], line["reason"]) == ("refused", "process 12 has left container c1")
+
+    asyncio.run(main())
+
+
+def test_reader_has_so_many_calls_and_bytes_at_the_same_time(place: Path) -> None:
+    async def main() -> None:
+        async with running(place, READER) as agent:
+            stub = services.OperationsStub(agent.channel)
+            agent.access.weights = Weights(calls=1, bytes=1 << 20, all_bytes=1 << 20)
+            agent.access.weights.begin(READER.key)
+            with pytest.raises(grpc.aio.AioRpcError, match="1 calls at the same time already") as error:
+                await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+            assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            agent.access.weights.end(READER.key, 0)
+            agent.access.weights.add(READER.key, 1 << 20)
+            with pytest.raises(grpc.aio.AioRpcError, match="answers of 1 MiB wait for uid 1000 to read them"):
+                await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+            agent.access.weights.add(READER.key, -1 << 20)
+            await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+            assert [one async for one in stub.WatchOperation(wire.GetOperationRequest(), timeout=10)]
+            await agent.forgotten()
+            agent.known.who = ROOT
+            agent.access.weights = Weights(calls=0, bytes=0, all_bytes=0)
+            await stub.GetOperation(wire.GetOperationRequest(), timeout=10)
+
+    asyncio.run(main())
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def silent_call(stream: int, method: str, request: bytes) -> bytes:
+    """Return the frames of a call of gRPC, its headers without compression."""
+    headers = {
+        ":method": "POST", ":scheme": "http", ":path": f"/kybernate.node.v1.Operations/{method}",
+        ":authority": "localhost", "te": "trailers", "content-type": "application/grpc",
+    }  # fmt: skip
+    block = b"".join(
+        bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode() for name, value in headers.items()
+    )
+    body = bytes((0,)) + len(request).to_bytes(4, "big") + request
+    return frame(1, 4, stream, block) + frame(0, 1, stream, body)
+
+
+def test_answers_that_a_client_does_not_read_are_counted_until_it_is_gone(place: Path) -> None:
+    async def main() -> None:
+        async with running(place, READER) as agent:
+            agent.access.weights = Weights(calls=20, bytes=10 << 20, all_bytes=10 << 20)
+            method = next(name for name in RULES if name.endswith("/GetOperation"))
+            assert method.startswith("/kybernate.node.v1.Operations/")
+            reader, writer = await asyncio.open_unix_connection(f"{place}/s")
+            no_window = frame(4, 0, 0, (4).to_bytes(2, "big") + bytes(4))
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + no_window)
+            request = wire.GetOperationRequest(id="large").SerializeToString()
+            for number in range(8):
+                writer.write(silent_call(2 * number + 1, "GetOperation", request))
+            await writer.drain()
+            async with asyncio.timeout(10):
+                while agent.access.weights._bytes[READER.key] < 8 << 20:
+                    await reader.read(1 << 16)  # frames of the connection, and of refused calls
+            assert agent.access.weights._bytes[READER.key] <= 10 << 20
+            large = wire.GetOperationRequest(id="large")
+            with pytest.raises(grpc.aio.AioRpcError, match="to read them"):
+                await services.OperationsStub(agent.channel).GetOperation(large, timeout=10)
+            writer.close()
+            await agent.forgotten()
 
     asyncio.run(main())

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.access.limits import Buckets, Places
-from kybernate.node.failure import Refused
+from kybernate.agent.access.limits import Buckets, Places, Weights
+from kybernate.node.failure import Exhausted, Refused
 
 
 @given(st.integers(1, 20), st.lists(st.floats(0, 30), max_size=60))
@@ -50,3 +50,32 @@ def test_place_is_free_again_after_its_block() -> None:
     with places.one("a", 1):
         pass
     assert not places._taken
+
+
+def test_answers_that_are_not_read_are_limited_by_caller_and_for_all() -> None:
+    weights = Weights(calls=2, bytes=100, all_bytes=150)
+    weights.add("one", 90)
+    with pytest.raises(Exhausted, match="answers of 0 MiB wait for one"):
+        weights.add("one", 11)
+    weights.add("other", 500)  # a single answer always passes
+    with pytest.raises(Exhausted):
+        weights.add("one", 1)
+    weights.add("other", -500)
+    weights.add("one", 10)
+    assert not Weights(1, 1, 1)._bytes
+
+
+def test_calls_at_the_same_time_are_limited_by_caller() -> None:
+    weights = Weights(calls=2, bytes=100, all_bytes=150)
+    weights.begin("one")
+    weights.begin("one")
+    weights.begin("other")
+    with pytest.raises(Exhausted, match="one has 2 calls at the same time already"):
+        weights.begin("one")
+    weights.add("one", 100)
+    weights.end("one", 100)
+    weights.begin("one")
+    weights.add("one", 100)
+    for key in ("one", "one", "other"):
+        weights.end(key, 0 if key == "other" else 50)
+    assert (weights._calls, weights._bytes) == ({}, {})
