@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from kybernate.install.containerd_config import Files, changes, difference, handler, imported, strayed
 from kybernate.node.containerd import DEFAULT_ADDRESS
-from kybernate.node.containerd_health import SHIM
+from kybernate.node.containerd_facts import SHIM
 from kybernate.node.containerd_process import (
     AWAITED,
     DEFAULT_CONFIGURATION,

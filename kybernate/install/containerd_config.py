@@ -20,7 +20,7 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import ParseError, TOMLKitError
 
-from kybernate.node.containerd_health import ONE_PLUGIN, SPLIT, handlers
+from kybernate.node.containerd_facts import ONE_PLUGIN, SPLIT, handlers
 from kybernate.node.failure import Failure
 
 HANDLER: Final = "kybernate"

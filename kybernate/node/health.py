@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from kybernate.node import containerd_health, left_locked
+from kybernate.node import containerd_facts, containerd_health, left_locked
 from kybernate.node.exposed import Exposed, find, repair
 from kybernate.node.finding import HealthFinding, ask_program, looked
 from kybernate.node.runtimes import runtimes
@@ -125,7 +125,7 @@ def _criu(config: Config) -> Iterator[HealthFinding]:
 
 
 def _containerd(config: Config) -> Iterator[HealthFinding]:
-    yield from containerd_health.findings(containerd_health.gather())
+    yield from containerd_health.findings(containerd_facts.gather())
 
 
 def _tiers(config: Config) -> Iterator[HealthFinding]:

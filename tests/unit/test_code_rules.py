@@ -102,7 +102,7 @@ MOST_EXCEPTIONS = 138
 NOT_DISTINGUISHED = {
     "MountFailed",
     "ProxySettingsInvalid",
-    "StdioUnavailable",
+    "StdioUnavailable", "TlsMissing",
 }  # fmt: skip
 
 
