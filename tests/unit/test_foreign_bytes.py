@@ -28,7 +28,7 @@ from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
 from kybernate.node.failure import Failure, Invalid
 from kybernate.node.specs import spec_of
-from kybernate.registry import beside, paging
+from kybernate.registry import beside, queries
 from kybernate.registry.model import Filter
 from kybernate.store import header, lease, notes
 from kybernate.store.errors import StoreInvalid
@@ -83,7 +83,7 @@ READS: Final = {
     "kybernate/export/archives.py": "headers are bounded as they are read",
     "kybernate/client/contexts.py": OPERATOR,
     "kybernate/install/containerd.py": OPERATOR,
-    "kybernate/node/containerd_health.py": OPERATOR,
+    "kybernate/node/containerd_facts.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,
     "kybernate/store/simulation/traces.py": OPERATOR,
     "kybernate/up/pods.py": OWN,
@@ -164,8 +164,8 @@ def page_of(content: bytes, directory: Path) -> None:
     import base64
 
     text = content.decode("latin-1")
-    body = paging._check(text, Filter()) + text
-    paging.position_of(base64.b64encode(body.encode(), altchars=b"-_").decode().rstrip("="), Filter())
+    body = queries._check(text, Filter()) + text
+    queries.position_of(base64.b64encode(body.encode(), altchars=b"-_").decode().rstrip("="), Filter())
 
 
 READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] = {

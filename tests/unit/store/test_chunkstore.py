@@ -22,13 +22,12 @@ from kybernate.store.format.recipe import Recipe
 from kybernate.store.format.sealing import Sealed, seal
 from kybernate.store.gc import collect
 from kybernate.store.keys import StoreKey
-from kybernate.store.link import Link
 from kybernate.store.parts import Part, PartBroken, WholePart
 from kybernate.store.reader import fetch
 from kybernate.store.sink import DirectorySink
 from kybernate.store.source import DiskFile
 from kybernate.store.transfer import Transfer
-from kybernate.store.writer import ImageSource, store
+from kybernate.store.writer import ImageSource, Link, store
 from tests.unit.store.stepped import MemoryFile, MemorySink, SteppedObjects
 
 KEY = StoreKey(b"k" * 32)
