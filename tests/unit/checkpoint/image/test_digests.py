@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
-from kybernate_shim.checkpoint.image import digest_form, digests, store
+from kybernate_shim.checkpoint.image import digest_form, digests, verification
 from kybernate_shim.checkpoint.image.digests import Digester, FileUnreadable, algorithm_of
 from kybernate_shim.checkpoint.image.manifest import File
 from kybernate_shim.errors import Stopped
@@ -59,7 +59,7 @@ def test_long_file_is_no_file_of_vram(tmp_path: Path, algorithm: str, monkeypatc
 
 
 def problems_of_file(directory: Path, file: File) -> list[str]:
-    return [problem.kind for problem in store._digest_problems(directory, [file], lambda done, total: None)]
+    return [problem.kind for problem in verification._digest_problems(directory, [file], lambda done, total: None)]
 
 
 def test_stopped_digester_reads_no_further(tmp_path: Path) -> None:
