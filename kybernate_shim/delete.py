@@ -88,10 +88,10 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle, place: Path) -> list
         return _forget_in_runtime(invocation, bundle)
     # Here, because nearly every `delete` is done by now.
     from kybernate_shim.checkpoint.cgroup_lease import forget, inherited
-    from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, work_name
+    from kybernate_shim.checkpoint.cleanup import Traces, work_name
     from kybernate_shim.checkpoint.criu.config import EARLY_FILE_NAME
     from kybernate_shim.checkpoint.image.plaintext_memory import remove_stale
-    from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs
+    from kybernate_shim.errors import Failed, Refused
     from kybernate_shim.run_directory import ARRIVING, DUMPS
 
     problems = []
@@ -108,7 +108,7 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle, place: Path) -> list
                 traces.clear_restore(seconds=OPERATION_SECONDS)
             else:
                 traces.end_programs(seconds=OPERATION_SECONDS)
-        except (CleanupIncomplete, NotOnlyTheirs, OSError) as error:
+        except (Failed, Refused, OSError) as error:
             problems.append(str(error))
         remove_stale()  # the daemon has ended, and now CRIU has, too
         remove_stale(DUMPS)
@@ -121,11 +121,12 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle, place: Path) -> list
 
 def _cgroups_path(bundle: Bundle) -> str:
     """Return config.json's cgroupsPath, "" where there is none to be read."""
-    from kybernate_shim.oci.spec import Spec, SpecInvalid
+    from kybernate_shim.errors import Invalid
+    from kybernate_shim.oci.spec import Spec
 
     try:
         return Spec.read(bundle.path).cgroups_path
-    except SpecInvalid:
+    except Invalid:
         return ""
 
 
@@ -174,13 +175,14 @@ def _kill_frozen(bundle: Bundle) -> None:
 
     One that a checkpoint has held is continued elsewhere, by its image.
     """
-    from kybernate_shim.linux.cgroup.cgroup import Cgroup, NotOnlyTheirs
+    from kybernate_shim.errors import Refused
+    from kybernate_shim.linux.cgroup.cgroup import Cgroup
 
     try:
         cgroup = Cgroup.of(pid) if (pid := bundle.init_pid_or_zero()) else _recorded(bundle)
         if cgroup is not None and cgroup.frozen:
             cgroup.kill()
-    except (OSError, LookupError, ValueError, NotOnlyTheirs):
+    except (OSError, LookupError, ValueError, Refused):
         pass  # its processes are gone, and with them the cgroup
 
 

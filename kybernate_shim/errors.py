@@ -18,6 +18,10 @@ class Refused(Exception):
     """It cannot be done as things are; nothing was changed, or all of it was undone."""
 
 
+class Invalid(Exception):
+    """The request, the container's configuration or the node's is wrong."""
+
+
 class Taken(Exception):
     """The id is in use."""
 

@@ -14,10 +14,11 @@ def info() -> int:
     from google.protobuf.message import DecodeError
 
     from kybernate_shim.config import Config, ConfigInvalid
+    from kybernate_shim.errors import Invalid, Missing
     from kybernate_shim.messages import types_pb2 as wire
     from kybernate_shim.messages.any import OCI_FEATURES
-    from kybernate_shim.oci.options import UnsupportedOptions, decode_options
-    from kybernate_shim.oci.select import RuntimeMissing, choose_runtime
+    from kybernate_shim.oci.options import decode_options
+    from kybernate_shim.oci.select import choose_runtime
     from kybernate_shim.oci.spec import Spec
 
     answer = wire.RuntimeInfo(name="io.containerd.kybernate.v1")
@@ -33,7 +34,7 @@ def info() -> int:
         runtime = choose_runtime(os.environ, decode_options(answer.options), config, Spec({}))
         deadline = config.deadlines.query or None
         features = subprocess.run([runtime, "features"], capture_output=True, check=True, timeout=deadline)
-    except (ConfigInvalid, UnsupportedOptions, RuntimeMissing, OSError, subprocess.SubprocessError) as error:
+    except (ConfigInvalid, Invalid, Missing, OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"containerd-shim-kybernate-v1: features of the OCI runtime are unknown: {error}\n")
     else:
         answer.features.type_url, answer.features.value = OCI_FEATURES, features.stdout

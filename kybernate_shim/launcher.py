@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.fork_server.place import DIRECTORY
 from kybernate_shim.fork_server.place import PROGRAM as NAME
 from kybernate_shim.linux.atomic_write import replace_file
@@ -26,19 +27,15 @@ run_launched()
 """
 
 
-class InstallationUnusable(Exception):
-    """A path of this installation cannot stand in the program."""
-
-
 def program(interpreter: str, packages: Path, client: Path | None = None, directory: str = DIRECTORY) -> bytes:
-    """Return the program's content: a compiled client, or a script without one. Raises InstallationUnusable."""
+    """Return the program's content: a compiled client, or a script without one. Raises Refused."""
     if client is None:
         return _script(interpreter, packages)
     content = client.read_bytes()
     for name, value in {"interpreter": interpreter, "packages": str(packages), "directory": directory}.items():
         place = f"@{name}@".encode().ljust(PATH_BYTES, b"\0")
         if content.count(place) != 1 or len(os.fsencode(value)) >= PATH_BYTES:
-            raise InstallationUnusable(f"{client} has no place for {value} as its {name}")
+            raise Refused(f"{client} has no place for {value} as its {name}")
         content = content.replace(place, os.fsencode(value).ljust(PATH_BYTES, b"\0"))
     return content
 
@@ -46,18 +43,18 @@ def program(interpreter: str, packages: Path, client: Path | None = None, direct
 def _script(interpreter: str, packages: Path) -> bytes:
     text = SCRIPT.format(interpreter=interpreter, packages=str(packages))
     if len(text.partition("\n")[0]) > LONGEST_FIRST_LINE or " " in interpreter:
-        raise InstallationUnusable(f"a script cannot begin with `#!{interpreter} -IS`: too long, or with a space in it")
+        raise Refused(f"a script cannot begin with `#!{interpreter} -IS`: too long, or with a space in it")
     return text.encode()
 
 
 def current() -> bytes:
-    """Return the content of the program of this installation. Raises OSError and InstallationUnusable."""
+    """Return the content of the program of this installation. Raises OSError and Refused."""
     client = CLIENT.of() if CLIENT.of().exists() else None
     return program(sys.executable, PACKAGE.resolve().parent, client)
 
 
 def is_current(directory: Path) -> bool:
-    """Return whether the program is in `directory` as `write` would write it. Raises OSError, InstallationUnusable."""
+    """Return whether the program is in `directory` as `write` would write it. Raises OSError, Refused."""
     place = directory / NAME
     return place.is_file() and os.access(place, os.X_OK) and place.read_bytes() == current()
 
@@ -65,7 +62,7 @@ def is_current(directory: Path) -> bool:
 def write(directory: Path) -> bool:
     """Write the program into `directory`; a process that executes it during the write gets the old or the new.
 
-    Returns whether it is the compiled one. Raises OSError and InstallationUnusable.
+    Returns whether it is the compiled one. Raises OSError and Refused.
     """
     content = current()
     directory.mkdir(parents=True, exist_ok=True)
@@ -85,7 +82,7 @@ def main() -> int:
         if not write(Path(words[0])):
             sys.stderr.write("kybernate_shim.launcher: the client is not compiled, so containers start slowly; install "
                              "a C compiler, then this package again\n")  # fmt: skip
-    except (OSError, InstallationUnusable) as error:
+    except (OSError, Refused) as error:
         sys.stderr.write(f"kybernate_shim.launcher: {error}\n")
         return 1
     return 0

@@ -22,10 +22,6 @@ from kybernate_shim.linux.atomic_write import replace_file
 OWN_FD_LIMIT = 3  # 0, 1 and 2 stay open in the daemon, on /dev/null
 
 
-class StartFailed(Exception):
-    """The daemon did not start; the message is its own."""
-
-
 def start(invocation: Invocation) -> int:
     """Answer with the address of the pod's daemon, started now unless another container of the pod did before."""
     protocol = cache(lambda: protocol_of(os.getppid(), invocation.publish_binary))
@@ -37,7 +33,7 @@ def start(invocation: Invocation) -> int:
             except BaseException:
                 path.unlink(missing_ok=True)  # still ours: the socket has been listening all the time
                 raise
-    except (OSError, ValueError, StartFailed) as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(failure(invocation, str(error)))
         return 1
     sys.stdout.write(answer(path, protocol()))
@@ -101,7 +97,7 @@ def serve_from_here(
 def _leave_daemon(
     invocation: Invocation, listener: socket.socket, path: Path, *, meanwhile: Callable[[], object]
 ) -> None:
-    """Fork the daemon and return when it serves; raise StartFailed with its words when it does not.
+    """Fork the daemon and return when it serves; raise ChildProcessError with its words when it does not.
 
     `meanwhile` is done while the daemon imports its modules, which takes it a tenth of a second.
     """
@@ -123,7 +119,7 @@ def _leave_daemon(
         os.kill(pid, 9)
         raise
     if words != b"ready":
-        raise StartFailed(words.decode(errors="replace") or "the daemon ended without a message")
+        raise ChildProcessError(words.decode(errors="replace") or "the daemon ended without a message")
 
 
 def _become_daemon(invocation: Invocation, listener: socket.socket, path: Path, say: int, containerd: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from kybernate.agent.settings import Settings
-from kybernate.client.target import Target, Tls
+from kybernate.client.contexts import Tls
+from kybernate.client.target import Endpoint
 from kybernate.node.failure import Failure
 
 PORT: Final = 7443  # of an agent whose address is not configured
 
 
-def target_of_node(node: str, settings: Settings) -> Target:
+def target_of_node(node: str, settings: Settings) -> Endpoint:
     """Return where the agent of a node is, and with which certificate it is called. Raises Failure."""
     tls, ca = settings.tls, settings.peers.ca or settings.tls.client_ca
     if tls.certificate is None or tls.key is None or ca is None:
@@ -21,4 +22,4 @@ def target_of_node(node: str, settings: Settings) -> Target:
             advice="set `tls.certificate`, `tls.key`, and `tls.client_ca` or `peers.ca` in agent.toml",
         )
     address = dict(settings.peers.addresses).get(node, f"{node}:{PORT}")
-    return Target(address, Tls(ca, tls.certificate, tls.key))
+    return Endpoint(address, Tls(ca, tls.certificate, tls.key))

@@ -21,8 +21,9 @@ from kybernate.agent.settings import DEFAULT_PATH, LiveSettings
 from kybernate.logs import open_log
 from kybernate.node.failure import Failure
 from kybernate_shim import __version__
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.private_files import NO_OTHERS
-from kybernate_shim.trust.places import PlaceUntrusted, make_private
+from kybernate_shim.trust.places import make_private
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -40,7 +41,7 @@ def run(path: Path = DEFAULT_PATH) -> None:
     try:
         make_private(state)
         lock = OnlyAgent(state / "lock")
-    except (OSError, PlaceUntrusted) as error:
+    except (OSError, Refused) as error:
         raise Failure(
             str(error), advice="name a directory of root's alone as `state_directory` in agent.toml"
         ) from error

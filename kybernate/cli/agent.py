@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Unavailable
+from kybernate.cli.reporting import not_installed
 
 
 def register(app: typer.Typer) -> None:
@@ -26,10 +26,7 @@ def agent(
         from kybernate.agent import program  # what it loads, no other command needs
         from kybernate.agent.settings import Settings
     except ImportError as error:
-        raise Unavailable(
-            f"the agent cannot be loaded: {error}",
-            advice="pip install 'kybernate[agent]' into the environment of this command",
-        ) from error
+        raise not_installed("the agent", error, "agent") from error
     if not check:
         program.run(config)
         return

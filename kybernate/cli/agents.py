@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kybernate import addresses
-from kybernate.cli.formats import moment
+from kybernate.cli.output import moment
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.node.failure import Refused, Unavailable

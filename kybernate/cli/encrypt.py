@@ -18,12 +18,12 @@ from kybernate.node.failure import Failure
 from kybernate.node.places import locate, unfound
 from kybernate_shim.checkpoint.image.counter import Counter
 from kybernate_shim.checkpoint.image.encrypted import CipherRun
-from kybernate_shim.checkpoint.image.encryption_in_place import Outcome, decrypt_image, encrypt_image
+from kybernate_shim.checkpoint.image.encryption_in_place import EncryptionChange, decrypt_image, encrypt_image
 from kybernate_shim.checkpoint.image.store import CheckpointNotFound, Image
 from kybernate_shim.config import DEFAULT_PATH, Config
 from kybernate_shim.errors import Damaged, NoRoom, Refused
 
-Work = Callable[[Path, CipherRun], tuple[Image, Outcome]]
+Work = Callable[[Path, CipherRun], tuple[Image, EncryptionChange]]
 KeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -79,7 +79,7 @@ def _change(verb: str, name: str, work: Work, *, output: Format) -> None:
     })  # fmt: skip
 
 
-def _changed(verb: str, name: str, work: Work, run: CipherRun) -> tuple[Image, Outcome]:
+def _changed(verb: str, name: str, work: Work, run: CipherRun) -> tuple[Image, EncryptionChange]:
     try:
         return work(locate(name), run)
     except CheckpointNotFound as error:

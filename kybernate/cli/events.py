@@ -11,16 +11,8 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.agents import required_agent
-from kybernate.cli.formats import (
-    NONE,
-    Format,
-    Output,
-    Table,
-    document_of,
-    moment,
-    until_interrupted,
-)
-from kybernate.cli.output import age
+from kybernate.cli.formats import NONE, Format, Output, Table, document_of, until_interrupted
+from kybernate.cli.output import age, moment
 from kybernate.client import Agent
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.lookup import short_id

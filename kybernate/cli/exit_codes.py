@@ -27,15 +27,12 @@ class ExitCode(IntEnum):
 # By the names of classes; the row of a parent holds for what derives from it. Everything else is FAILED.
 NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
     ExitCode.USAGE: ("Invalid",),
-    ExitCode.NOT_FOUND: (
-        "ContainerNotFound", "ImageNotFound", "ImageNotInTier", "ImageNotStored",
-        "Missing", "NoImageThere", "NoTask", "NotInStore",
-    ),
+    ExitCode.NOT_FOUND: ("Missing", "NoImage"),
     ExitCode.REFUSED: (
-        "Ambiguous", "Claimed", "Denied", "Exhausted", "ImageUntrusted", "KeysUnreadable", "NotKybernate",
-        "NothingToCancel", "PlaceBusy", "Refused", "ShimTooOld", "StoreDenied",
+        "Ambiguous", "Claimed", "Denied", "Exhausted", "NotKybernate",
+        "NothingToCancel", "Refused", "ShimTooOld", "StoreDenied",
     ),
-    ExitCode.TIMED_OUT: ("DeadlinePassed", "NotFinished", "ShimTooSlow"),
+    ExitCode.TIMED_OUT: ( "TimedOut", "NotFinished",),
     ExitCode.UNAVAILABLE: (
         "AgentUnreachable", "ContainerdUnreachable", "ImageRegistryUnreachable",
         "JournalUnusable", "PeerFailed", "ShimGone", "StoreUnreachable", "Unavailable",

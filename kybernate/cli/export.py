@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,9 @@ from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.options import ImageName
 from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
-from kybernate.cli.reporting import Interrupted
+from kybernate.cli.reporting import Interrupted, not_installed
 from kybernate.export.layers import Compression
 from kybernate.node.audited import audit, image_ref
-from kybernate.node.failure import Unavailable
 from kybernate.node.places import open_image
 from kybernate_shim.checkpoint.image.copies import in_use
 from kybernate_shim.checkpoint.image.store import Image
@@ -28,9 +27,6 @@ class Kind(StrEnum):
     OCI = "oci"
     OCI_DIR = "oci-dir"
     CHECKPOINTCTL = "checkpointctl"
-
-
-EXPORT_NOT_INSTALLED_ADVICE: Final = "install the package with its extra `oci`"
 
 
 Compressed = Annotated[
@@ -110,7 +106,7 @@ def require_libraries(compression: Compression) -> None:
         if compression == Compression.ZSTD:
             import zstandard  # noqa: F401
     except ModuleNotFoundError as error:
-        raise Unavailable(f"{error.name} is not installed", advice=EXPORT_NOT_INSTALLED_ADVICE) from error
+        raise not_installed("an export", error, "oci") from error
 
 
 def audited(image: Image, target: str) -> None:

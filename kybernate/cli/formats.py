@@ -14,11 +14,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from kybernate.cli.declared import Option
-from kybernate.cli.output import GAP, echo, json_of, printable, show_columns, show_json
+from kybernate.cli.output import GAP, echo, json_of, moment, printable, show_columns, show_json
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-    from google.protobuf.timestamp_pb2 import Timestamp
 
 Item = TypeVar("Item")
 
@@ -83,11 +82,6 @@ def until_interrupted() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def moment(stamp: Timestamp) -> float:
-    """Return a time of a message in seconds since 1970, 0 where it has none."""
-    return stamp.ToMicroseconds() / 1e6
 
 
 def show_yaml(document: object) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.export import EXPORT_NOT_INSTALLED_ADVICE
-from kybernate.node.failure import Unavailable
+from kybernate.cli.reporting import not_installed
 
 if TYPE_CHECKING:
     from kybernate.export.registry_client import Connection
@@ -43,7 +42,7 @@ def connection(
 
         from kybernate.export.registry_client import Connection
     except ModuleNotFoundError as error:
-        raise Unavailable(f"{error.name} is not installed", advice=EXPORT_NOT_INSTALLED_ADVICE) from error
+        raise not_installed("an image registry", error, "oci") from error
     from kybernate.export.credentials import credentials_for
 
     return Connection(credentials_for(host, file), plain_http, ca, mount_from, parallel)

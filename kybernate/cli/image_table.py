@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from kybernate.cli.formats import NONE, Table, document_of, moment
-from kybernate.cli.output import age, size
+from kybernate.cli.formats import NONE, Table, document_of
+from kybernate.cli.output import age, moment, size
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.naming import SHORTEST_ID
 

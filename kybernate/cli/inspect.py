@@ -15,16 +15,16 @@ from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.output import INDENT, seconds, show_columns, show_fields, size
 from kybernate.cli.privileges import show_processes
 from kybernate.cli.progress import Bar
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.places import locate, open_image, unfound, unusable
-from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
+from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate.node.verdict import SIGNATURE, problems_with
+from kybernate_shim import errors
 from kybernate_shim.checkpoint.image.codec import to_json
 from kybernate_shim.checkpoint.image.encrypted import memory_bytes
 from kybernate_shim.checkpoint.image.manifest import Manifest, UsedGpu
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, Problem
 from kybernate_shim.config import Config
-from kybernate_shim.trust.keys import KeyUnusable
 
 DENIED = os.strerror(errno.EACCES)
 INSIDE = ("pseudo", "private", "hook")  # mounts that a restore makes by itself, or its hooks do
@@ -93,7 +93,7 @@ def _verified(name: str) -> list[Problem]:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
         raise unusable(error) from error
-    except KeyUnusable as error:
+    except errors.Refused as error:
         raise Failure(f"cannot verify: {error}", state="without --verify, no key is needed") from error
 
 
@@ -139,7 +139,7 @@ def _signature(image: Image) -> dict[str, Any]:
     """Return the key that the manifest names, and whether its signature is valid on this node."""
     try:
         signed = signature_of(image, ring_of(known_keys(Config.load())))
-    except KeysUnreadable as error:
+    except Refused as error:
         return {"key": image.manifest.signature.key, "valid": False, "problem": f"not checked: {error}"}
     return {"key": signed.id, "valid": signed.key is not None, "problem": signed.reason}
 
@@ -148,7 +148,7 @@ def _signer(image: Image) -> str:
     """Say who has signed the image."""
     try:
         keys = known_keys(Config.load())
-    except KeysUnreadable as error:
+    except Refused as error:
         return f"not checked: {error}"
     signed = signature_of(image, ring_of(keys))
     if signed.fault == "unsigned":

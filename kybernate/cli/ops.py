@@ -10,19 +10,9 @@ import typer
 
 from kybernate.cli.agents import finished, required_agent, seconds_of
 from kybernate.cli.completion import a_running_operation, an_operation
-from kybernate.cli.formats import (
-    NONE,
-    Format,
-    Output,
-    Table,
-    document_of,
-    moment,
-    rfc3339,
-    show_document,
-    until_interrupted,
-)
+from kybernate.cli.formats import NONE, Format, Output, Table, document_of, rfc3339, show_document, until_interrupted
 from kybernate.cli.options import Wait
-from kybernate.cli.output import age, echo, seconds, show_columns, show_fields, size
+from kybernate.cli.output import age, echo, moment, seconds, show_columns, show_fields, size
 from kybernate.client import Agent, Operation
 from kybernate.client.errors import AgentRefused
 from kybernate.client.requests import has_ended

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 INDENT = "  "
 GAP = "   "
@@ -95,3 +99,8 @@ def seconds(value: float) -> str:
     if value < 60:
         return f"{value:.2f} s"
     return f"{int(value) // 60} min {int(value) % 60:02} s"
+
+
+def moment(stamp: Timestamp) -> float:
+    """Return a time of a message in seconds since 1970, 0 where it has none."""
+    return stamp.ToMicroseconds() / 1e6

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Invalid, Unavailable
+from kybernate.cli.reporting import not_installed
+from kybernate.node.failure import Invalid
 
 LISTEN = "127.0.0.1:7070"
 
@@ -37,7 +38,7 @@ def page(
         from kybernate.page.access import Role  # what it loads, no other command needs
         from kybernate.page.program import link
     except ImportError as error:
-        raise not_installed(error) from error
+        raise not_installed("the page", error, "page,agent") from error
     if role not in list(Role):
         raise typer.BadParameter(f"there is no role {role!r}: operator or viewer", param_hint="--role")
     typer.echo(link(Role(role), 3600 * hours, socket))
@@ -65,7 +66,7 @@ def serve(
     try:
         from kybernate.page import program  # what it loads, no other command needs
     except ImportError as error:
-        raise not_installed(error) from error
+        raise not_installed("the page", error, "page,agent") from error
     try:
         host, port = program.address_of(listen)
     except ValueError as error:
@@ -77,10 +78,3 @@ def serve(
         host, port, url, agent, proxy, proxy_key, certificate, key, socket, session_key, plaintext
     )
     program.run(serving)
-
-
-def not_installed(error: ImportError) -> Unavailable:
-    return Unavailable(
-        f"the page cannot be loaded: {error}",
-        advice="pip install 'kybernate[page,agent]' into the environment of this command",
-    )

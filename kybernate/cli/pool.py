@@ -14,7 +14,8 @@ from kybernate.cli.progress import Bar
 from kybernate.node.failure import Refused
 from kybernate_shim.config import DEFAULT_PATH, Config
 from kybernate_shim.vram_io import image_pool as files
-from kybernate_shim.vram_io.image_pool_filling import PoolUnavailable, fill
+from kybernate_shim.vram_io.errors import VramError
+from kybernate_shim.vram_io.image_pool_filling import fill
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 
 
@@ -56,5 +57,5 @@ def _fill(directory: Path, wanted: tuple[int, ...]) -> None:
     try:
         with Bar(f"fill {directory}") as bar:
             fill(directory, wanted, threads=CopyOptions().threads, on_progress=lambda done: bar.count(done, total))
-    except PoolUnavailable as error:
+    except VramError as error:
         raise Refused(str(error), state="checkpoints into memory work, but are slower") from error

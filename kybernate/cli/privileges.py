@@ -9,7 +9,7 @@ import typer
 
 from kybernate.cli.output import INDENT, show_columns
 from kybernate.node.failure import Failure
-from kybernate.node.privileges import HostMount, SpecOdd, SpecPrivileges, privileges_of, process_rows
+from kybernate.node.privileges import HostMount, SpecPrivileges, privileges_of, process_rows
 from kybernate.node.restore import saved_spec
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import Image
@@ -22,7 +22,7 @@ def summary(image: Image) -> str:
     """Return in a few lines what the image's configuration asks for; "" where it cannot be read."""
     try:
         asks = privileges_of(saved_spec(image), image.manifest)
-    except (Failure, SpecOdd):
+    except Failure:
         return ""
     lines = [f"{INDENT}{name}: {value}" for name, value in fields(asks).items()]
     lines += [f"{INDENT}mount of the node: {mount.source} at {mount.destination}" for mount in asks.mounts[:SHOWN]]

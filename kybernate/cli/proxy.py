@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kybernate.node.failure import Invalid, Unavailable
+from kybernate.cli.reporting import not_installed
+from kybernate.node.failure import Invalid
 
 
 def register(app: typer.Typer) -> None:
@@ -31,10 +32,7 @@ def proxy(
     try:
         from kybernate.proxy import document, program, settings  # what it loads, no other command needs
     except ImportError as error:
-        raise Unavailable(
-            f"the proxy cannot be loaded: {error}",
-            advice="pip install 'kybernate[proxy,agent]' into the environment of this command",
-        ) from error
+        raise not_installed("the proxy", error, "proxy,agent") from error
     if print_config:
         from kybernate.proxy.haproxy.plane import printed
 

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kybernate.cli.bringing_in import Wanted, bring_in
 from kybernate.cli.export import require_libraries
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.image_registry import Ca, CredentialsFile, Parallel, PlainHttp, connection
-from kybernate.cli.importing import Wanted, bring_in
 from kybernate.cli.output import show_fields, size
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.told import tell_agent
-from kybernate.export.errors import NotPulled
 from kybernate.export.layers import Compression
 from kybernate.export.reference import parsed
-from kybernate.node.failure import Refused
+from kybernate.node.failure import Failure, Refused
 from kybernate.node.importing import target_of
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
@@ -87,12 +86,12 @@ def _source(reference: str, plain_http: bool, ca: Path | None, file: Path | None
         return
     target = parsed(reference)
     how = connection(target.host, plain_http=plain_http, ca=ca, file=file, parallel=parallel)
-    from kybernate.export.registry_client import RegistryClient
-    from kybernate.export.sources import RegistrySource
+    from kybernate.export.registry_client import ImageRegistryClient
+    from kybernate.export.sources import ImageRegistrySource
 
-    client = RegistryClient(target, how)
+    client = ImageRegistryClient(target, how)
     try:
-        yield RegistrySource(client)
+        yield ImageRegistrySource(client)
     finally:
         client.close()
 
@@ -111,7 +110,7 @@ def _exported(path: Path) -> Iterator[Source]:
         with exported(path) as source:
             yield source
     except OSError as error:
-        raise NotPulled(f"{path} cannot be read: {error.strerror}", state="nothing was kept") from error
+        raise Failure(f"{path} cannot be read: {error.strerror}", state="nothing was kept") from error
 
 
 def import_archive(path: Path, wanted: Wanted, config: Config, output: Format) -> None:
@@ -150,7 +149,7 @@ def _keep(found: Fetched, wanted: Wanted, config: Config, output: Format) -> Non
     if key is not None and wanted.namespace in ("", found.image.manifest.source.namespace):
         _admit(found, wanted, key, config, output)
     elif found.image.manifest.encryption is not None:
-        raise NotPulled(
+        raise Failure(
             f"{wanted.origin} is encrypted, and no key that is valid here has signed it",
             state="nothing was kept",
             advice="nodes that exchange encrypted images need the same `shared_key` and `encryption_key`",

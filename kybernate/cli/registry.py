@@ -13,15 +13,15 @@ from kybernate.agent.settings import Settings
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.output import show_columns, show_fields, size
 from kybernate.cli.progress import Bar
+from kybernate.cli.reporting import not_installed
 from kybernate.cli.store import run_in_store, store_place
-from kybernate.node.failure import Unavailable
 from kybernate.registry.location import registry_url
 from kybernate.store.errors import StoreDenied, StoreInconsistent, StoreInvalid, StoreUnreachable
 from kybernate_shim.config import Config
 
 if TYPE_CHECKING:  # the other commands work without the extra `agent`, and start faster without its libraries
     from kybernate.registry.catalogue import Catalogue
-    from kybernate.registry.rebuild import Outcome
+    from kybernate.registry.rebuild import Rebuilt
 
 SHOWN = 100
 NONE = "-"
@@ -127,10 +127,7 @@ def _opened(url: str) -> Iterator[Catalogue]:
     try:
         from kybernate.registry.catalogue import Catalogue
     except ModuleNotFoundError as error:
-        raise Unavailable(
-            f"the registry needs {error.name}, which is not installed",
-            advice="install the package with its extra `agent`",
-        ) from error
+        raise not_installed("the registry", error, "agent") from error
     settings = Settings.load()
     with Catalogue(url or settings.registry or registry_url(), node=settings.node_name) as catalogue:
         yield catalogue
@@ -142,7 +139,7 @@ def _artefacts(catalogue: Catalogue) -> Any:
     return Artefacts(Config.load(), catalogue.node)
 
 
-def _show(outcome: Outcome, word: str, stored: Stored | None = None, *, output: Format) -> None:
+def _show(outcome: Rebuilt, word: str, stored: Stored | None = None, *, output: Format) -> None:
     document = {
         "images": outcome.images,
         "damaged": outcome.damaged,

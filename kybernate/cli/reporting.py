@@ -7,7 +7,7 @@ import sys
 
 from kybernate.cli.exit_codes import exit_code_of
 from kybernate.cli.output import echo, printable
-from kybernate.node.failure import Failure, Invalid
+from kybernate.node.failure import Failure, Invalid, Unavailable
 from kybernate_shim.trace import VARIABLE as TRACE
 from kybernate_shim.undo import in_words
 
@@ -16,6 +16,15 @@ KEPT = "\n\t"  # what a message of ours is made of, and what it quotes cannot ab
 
 class Interrupted(Failure):
     """The user pressed Ctrl-C. `state` says which work continues without us."""
+
+
+def not_installed(what: str, error: ImportError, extras: str) -> Unavailable:
+    """Return the failure of a command whose optional libraries are not there; `extras` of the package bring them."""
+    alone = isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kybernate")
+    why = f"needs {error.name}, which is not installed" if alone else f"cannot be loaded: {error}"
+    return Unavailable(
+        f"{what} {why}", advice=f"pip install 'kybernate[{extras}]' into the environment of this command"
+    )
 
 
 def is_expected(error: Exception) -> bool:

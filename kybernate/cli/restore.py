@@ -30,12 +30,12 @@ from kybernate.cli.through_agent import begun
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node import restore as restoring
 from kybernate.node.containerd import Containerd
+from kybernate.node.failure import Refused
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.places import locate, open_image
 from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, plan_of, trusted_spec
 from kybernate.node.shim import restore_of, shim_of, watching
 from kybernate.node.stdio import TaskStreams, attached, into_log
-from kybernate.node.trusted import ImageUntrusted
 from kybernate_shim.checkpoint.image.manifest import NAME as MANIFEST
 from kybernate_shim.checkpoint.image.store import Image, read_for_restore
 from kybernate_shim.messages import shim_pb2 as shim_wire
@@ -205,10 +205,10 @@ def _print(done: Restored, path: str, *, output: Format) -> None:
 
 
 def _trusted_spec(image: Image) -> dict[str, Any]:
-    """Return the saved spec of an image that may be restored. Raises ImageUntrusted, with what the image asks for."""
+    """Return the saved spec of an image that may be restored. Raises Refused, with what the image asks for."""
     try:
         return trusted_spec(image)
-    except ImageUntrusted as error:
+    except Refused as error:
         if words := summary(image):
             error.args = (f"{error}\n{words}",)
         raise

@@ -16,9 +16,9 @@ from kybernate.cli.formats import Format, Output, Table
 from kybernate.cli.output import seconds, size
 from kybernate.node.failure import Failure
 from kybernate.store.policy.model import TierState
-from kybernate.store.policy.simulate import REPLACEMENTS, Outcome, Setup, replay
-from kybernate.store.policy.synthetic import MAKERS, synthetic
-from kybernate.store.policy.traces import Access, TraceInvalid, read_traces
+from kybernate.store.simulation.simulate import REPLACEMENTS, Replayed, Setup, replay
+from kybernate.store.simulation.synthetic import MAKERS, synthetic
+from kybernate.store.simulation.traces import Access, read_traces
 from kybernate_shim.config.forms import BYTES
 
 SYNTHETIC = "synthetic:"
@@ -86,7 +86,7 @@ def _read(traces: list[str], setup: Setup, image_size: int, idle: float) -> list
             raise Failure(f"there is no trace {first}", advice=f"there are {', '.join(MAKERS)}") from None
     try:
         found = read_traces(map(_lines, traces), size=image_size, idle=idle)
-    except (OSError, UnicodeDecodeError, TraceInvalid) as error:
+    except (OSError, ValueError) as error:
         raise Failure(f"the trace cannot be read: {error}", advice=TRACE_UNREADABLE_ADVICE) from error
     if not found:
         raise Failure("the trace has no uses", advice=TRACE_UNREADABLE_ADVICE)
@@ -105,7 +105,7 @@ def _bytes(option: str, text: str) -> int:
         raise typer.BadParameter(f"must be {BYTES.words}", param_hint=option) from None
 
 
-def _row(one: Outcome) -> tuple[object, ...]:
+def _row(one: Replayed) -> tuple[object, ...]:
     return (
         one.policy,
         f"{one.hit_ratio:.1%}",
@@ -118,5 +118,5 @@ def _row(one: Outcome) -> tuple[object, ...]:
     )
 
 
-def _document(one: Outcome) -> dict[str, object]:
+def _document(one: Replayed) -> dict[str, object]:
     return {**asdict(one), "hit_ratio": one.hit_ratio}

@@ -19,10 +19,10 @@ from kybernate.cli.formats import NONE, Format, Output, Table, rfc3339, show_doc
 from kybernate.cli.options import ImageName
 from kybernate.cli.output import age, printable, show_columns, show_fields, size
 from kybernate.cli.progress import Bar
-from kybernate.cli.reporting import Interrupted
+from kybernate.cli.reporting import Interrupted, not_installed
 from kybernate.cli.simulating import simulate
 from kybernate.cli.told import tell_agent
-from kybernate.node.failure import Refused, Unavailable
+from kybernate.node.failure import Refused
 from kybernate.node.places import PLACE_TAKEN_ADVICE, open_image
 from kybernate.node.trusted import known_keys, ring_of
 from kybernate.node.verdict import manifest_fault
@@ -341,9 +341,7 @@ def store_place(url: str) -> StorePlace:
 
         from kybernate.store.place import StorePlace
     except ModuleNotFoundError as error:
-        raise Unavailable(
-            f"the store needs {error.name}, which is not installed", advice="install the package with its extra `store`"
-        ) from error
+        raise not_installed("the store", error, "store") from error
     from kybernate.store.errors import StoreInvalid
 
     wanted = Settings.load().store

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kybernate.cli.formats import moment
 from kybernate.cli.ops import done, state_of, subject_of
-from kybernate.cli.output import age, printable, size
+from kybernate.cli.output import age, moment, printable, size
 from kybernate.client.requests import has_ended
 from kybernate.client.watching import NodeView
 from kybernate.messages import agent_pb2 as wire

@@ -17,6 +17,7 @@ from kybernate.cli.agents import chosen
 from kybernate.cli.formats import NONE, Format, Output, Table
 from kybernate.cli.output import echo, printable, seconds, size
 from kybernate.cli.progress import Bar
+from kybernate.cli.reporting import not_installed
 from kybernate.node.failure import Missing, Unavailable
 from kybernate_shim.logs import LineWriter, Log, number_of
 
@@ -63,10 +64,7 @@ def up(
         from kybernate.up import background, control, models_file, program  # what it loads, no other needs
         from kybernate.up import schema as schema_of
     except ImportError as error:
-        raise Unavailable(
-            f"`kybernate up` cannot be loaded: {error}",
-            advice="pip install 'kybernate[all]' into the environment of this command",
-        ) from error
+        raise not_installed("`kybernate up`", error, "all") from error
     if schema:
         typer.echo(json.dumps(schema_of.schema(), indent=2))
         return

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kybernate.client.agent import Agent, Operation
     from kybernate.client.asynchronous import AsyncAgent, AsyncOperation
+    from kybernate.client.contexts import Tls
     from kybernate.client.errors import (
         AgentRefused,
         AgentUnreachable,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         OperationCancelled,
         OperationFailed,
     )
-    from kybernate.client.target import DEFAULT_SOCKET, Tls
+    from kybernate.client.target import DEFAULT_SOCKET
 
 __all__ = [
     "DEFAULT_SOCKET",

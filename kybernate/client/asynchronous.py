@@ -13,11 +13,12 @@ from google.protobuf.message import Message
 
 from kybernate.client import queries
 from kybernate.client.agent import CALL_SECONDS, RETRY_SECONDS
+from kybernate.client.contexts import Tls
 from kybernate.client.errors import AgentUnreachable, fact_of, translated
 from kybernate.client.known_operation import KnownOperation, end_of, left_until
 from kybernate.client.queries import Query, Reply, sent
 from kybernate.client.requests import Backoff, ImageFilters, Pages
-from kybernate.client.target import Tls, target_of
+from kybernate.client.target import target_of
 from kybernate.client.verbs import Verbs
 from kybernate.client.watching import Position
 from kybernate.messages import agent_pb2 as wire

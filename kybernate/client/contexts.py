@@ -20,13 +20,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kybernate.client.target import LOCAL, Tls
 from kybernate.node.failure import Failure, Missing
 
+LOCAL: Final = "local"  # names this node, whichever context is the current one
 SYSTEM: Final = Path("/etc/kybernate/client.toml")
 TLS_FILES: Final = ("ca", "certificate", "key")
 KEYS: Final = frozenset({"address", *TLS_FILES, "server_name"})
 MOST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM form: the authority that signed the agent's certificate, and the caller's certificate and key.
+
+    `server_name` replaces the host's name where the agent's certificate has another one.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    server_name: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import grpc.aio
 
 from kybernate import addresses
+from kybernate.client.contexts import LOCAL, Tls, load
 from kybernate.client.errors import AgentUnreachable
 from kybernate.node.failure import Failure
 
-LOCAL = "local"  # names this node, whichever context is the current one
 DEFAULT_SOCKET, VARIABLE = addresses.AGENT, addresses.AGENT_VARIABLE
 MAX_MESSAGE = 64 << 20  # bytes; a list of some thousand images
 OPTIONS: tuple[tuple[str, str | int], ...] = (
@@ -25,27 +24,14 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Tls:
-    """Files in PEM form: the authority that signed the agent's certificate, and the caller's certificate and key.
-
-    `server_name` replaces the host's name where the agent's certificate has another one.
-    """
-
-    ca: Path
-    certificate: Path
-    key: Path
-    server_name: str = ""
-
-
 class TlsMissing(Failure, ValueError):
-    """An address of TCP, and nothing that says by which certificate to call it."""
+    """An address of TCP, and nothing that says by which certificate to call it: a program has passed too little."""
 
     advice = "name `ca`, `certificate` and `key` in a context or in client.toml, or pass tls=Tls(…)"
 
 
 @dataclass(frozen=True)
-class Target:
+class Endpoint:
     """An address in gRPC's form, with what TLS needs; without `tls` it is a UNIX socket of this machine."""
 
     address: str
@@ -64,7 +50,7 @@ class Target:
         return grpc.aio.secure_channel(self.address, _credentials(self.tls), options=_with_name(self.tls))
 
 
-def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[str, str] = os.environ) -> Target:
+def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[str, str] = os.environ) -> Endpoint:
     """Return the target that `address` means: a path or unix:PATH, HOST:PORT with TLS, or the name of a context.
 
     "" is $KYBERNATE_AGENT, and without that the node's own socket. HOST:PORT without `tls` has that of client.toml.
@@ -73,19 +59,15 @@ def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[st
     wanted = address or environment.get(VARIABLE, "") or LOCAL
     wanted = DEFAULT_SOCKET if wanted == LOCAL else wanted
     if ":" not in wanted and "/" not in wanted:
-        from kybernate.client.contexts import load  # most calls name no context
-
         context = load().named(wanted)
         wanted, tls = context.address, tls or context.tls
     if wanted.startswith(("/", "unix:")):
-        return Target(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
+        return Endpoint(f"unix:{wanted.removeprefix('unix://').removeprefix('unix:')}")
     if tls is None:
-        from kybernate.client.contexts import load
-
         tls = load().tls
     if tls is None:
         raise TlsMissing(f"{wanted} needs TLS, and there is no certificate for it")
-    return Target(wanted, tls)
+    return Endpoint(wanted, tls)
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:

@@ -15,6 +15,7 @@ from typing import IO, Final
 from kybernate.export.errors import ArtefactOdd
 from kybernate.export.tar_stream import Member, members
 from kybernate.node.failure import Failure
+from kybernate.node.reading import OnProgress
 from kybernate_shim.checkpoint.image.manifest import MOST_BYTES, NAME, Manifest, ManifestInvalid, decode, is_flat
 from kybernate_shim.checkpoint.image.store import LOGS, Image, require_space
 from kybernate_shim.errors import NoRoom
@@ -23,13 +24,12 @@ from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE, create
 
 CHUNK = 4 << 20  # bytes
 MOST_FILES = 100_000
-Progress = Callable[[int, int], object]
 
 
 ARCHIVE_ODD_ADVICE: Final = "make it with Export, or with tar from the files of an image's directory"
 
 
-def export(image: Image, archive: Path, staging: Path, progress: Progress = lambda done, total: None) -> int:
+def export(image: Image, archive: Path, staging: Path, progress: OnProgress = lambda done, total: None) -> int:
     """Write the image to `archive` by way of `staging` in the same directory, and return the archive's bytes.
 
     Raises Failure, and what `progress` raises; nothing is left then.
@@ -70,7 +70,7 @@ def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
     raise Failure(f"{archive} has no {NAME}", state="nothing was imported", advice=ARCHIVE_ODD_ADVICE)
 
 
-def unpack(archive: Path, directory: Path, progress: Progress = lambda done, total: None) -> None:
+def unpack(archive: Path, directory: Path, progress: OnProgress = lambda done, total: None) -> None:
     """Unpack an archive into `directory`, which is created. Raises Failure and OSError; the rest is left then.
 
     The archive has plain files with plain names and nothing else, no name twice, and no more bytes than it says.
@@ -125,7 +125,7 @@ def _unpack_member(file: IO[bytes], member: Member, path: Path, progress: Callab
 class _Counted:
     """A file that says how much of it was read."""
 
-    def __init__(self, file: IO[bytes], before: int, total: int, progress: Progress) -> None:
+    def __init__(self, file: IO[bytes], before: int, total: int, progress: OnProgress) -> None:
         self._file, self._before, self._total, self._progress = file, before, total, progress
 
     def read(self, size: int = -1) -> bytes:

@@ -16,7 +16,7 @@ import httpx
 
 from kybernate.export.answers import document_of
 from kybernate.export.credentials import Credentials
-from kybernate.export.errors import ImageRegistryRefused
+from kybernate.node.failure import Failure
 
 PARAMETER = re.compile(r'([a-zA-Z_]+)=(?:"([^"]*)"|([^",\s]+))')
 CLIENT = "kybernate"
@@ -79,9 +79,9 @@ class RegistryAuth(httpx.Auth):
         try:
             realm = httpx.URL(challenge.parameters.get("realm", ""))
         except httpx.InvalidURL as error:
-            raise ImageRegistryRefused(f"{self._origin.host} names no address for tokens: {error}") from error
+            raise Failure(f"{self._origin.host} names no address for tokens: {error}") from error
         if not realm.host or (realm.scheme != "https" and self._origin.scheme == "https"):
-            raise ImageRegistryRefused(f"{self._origin.host} names {str(realm)!r} for tokens, which is not https")
+            raise Failure(f"{self._origin.host} names {str(realm)!r} for tokens, which is not https")
         service = challenge.parameters.get("service", "")
         scopes = [one for one in dict.fromkeys((*self._scopes, challenge.parameters.get("scope", ""))) if one]
         if self._credentials.identity:
@@ -107,16 +107,15 @@ def _with(request: httpx.Request, header: str) -> httpx.Request:
 
 def _token(response: httpx.Response) -> str:
     if response.status_code != httpx.codes.OK:
-        raise ImageRegistryRefused(
+        raise Failure(
             f"{response.request.url.host} gives no token: HTTP {response.status_code}",
-            status=response.status_code,
             advice="`docker login` writes credentials; --credentials names another file",
         )
     try:
         document = document_of(response)
         token = document.get("token") or document.get("access_token")
     except (ValueError, AttributeError) as error:
-        raise ImageRegistryRefused(f"{response.request.url.host} gives no token that can be read") from error
+        raise Failure(f"{response.request.url.host} gives no token that can be read") from error
     if not isinstance(token, str) or not token.isprintable() or len(token) > MOST_TOKEN:
-        raise ImageRegistryRefused(f"{response.request.url.host} gives no token that can be read")
+        raise Failure(f"{response.request.url.host} gives no token that can be read")
     return token

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from kybernate.export.entries import described, payload, rootfs_diff
-from kybernate.export.oci_layout import Progress, new_file
+from kybernate.export.oci_layout import new_file
 from kybernate.export.tar_stream import archive_bytes, archived
 from kybernate.node.failure import Failure
+from kybernate.node.reading import OnProgress
 from kybernate_shim.checkpoint.image.store import Image, require_space
 from kybernate_shim.errors import NoRoom
 
 
-def write_archive(image: Image, target: Path, progress: Progress = lambda done, total: None) -> int:
+def write_archive(image: Image, target: Path, progress: OnProgress = lambda done, total: None) -> int:
     """Write the archive to `target`, where nothing is yet, and return its bytes.
 
     Raises Failure, and what `progress` raises; nothing is left then.

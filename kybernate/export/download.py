@@ -14,14 +14,14 @@ import httpx
 
 from kybernate.export.documents import Descriptor
 from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable
-from kybernate.export.registry_client import ATTEMPTS, RegistryClient, refusal
+from kybernate.export.registry_client import ATTEMPTS, ImageRegistryClient, refusal
 
 PART = 8 << 20  # bytes of one request
 PIECE = 1 << 20
 
 
-def blob(client: RegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
-    """Yield a blob's bytes, uncompared. Raises ImageRegistryUnreachable and ImageRegistryRefused."""
+def blob(client: ImageRegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
+    """Yield a blob's bytes, uncompared. Raises ImageRegistryUnreachable and Failure."""
     starts = range(0, descriptor.size, PART)
     if len(starts) < 2:
         yield from _whole(client, descriptor)
@@ -34,7 +34,7 @@ def blob(client: RegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
     yield from _parallel(client, descriptor, starts[1:])
 
 
-def _parallel(client: RegistryClient, descriptor: Descriptor, starts: range) -> Iterator[bytes]:
+def _parallel(client: ImageRegistryClient, descriptor: Descriptor, starts: range) -> Iterator[bytes]:
     pool = ThreadPoolExecutor(client.how.parallel, "download")
     waiting: deque[Future[bytes | None]] = deque()
     try:
@@ -58,7 +58,7 @@ def _given(part: Future[bytes | None]) -> bytes:
     return found
 
 
-def _part(client: RegistryClient, descriptor: Descriptor, start: int) -> bytes | None:
+def _part(client: ImageRegistryClient, descriptor: Descriptor, start: int) -> bytes | None:
     """Return the bytes from `start` on, None where the registry ignores ranges."""
     size = min(PART, descriptor.size - start)
     found = bytearray()
@@ -75,7 +75,7 @@ def _part(client: RegistryClient, descriptor: Descriptor, start: int) -> bytes |
     raise ImageRegistryUnreachable(f"blob {descriptor.digest} ends too early, again and again")
 
 
-def _append(client: RegistryClient, descriptor: Descriptor, start: int, size: int, found: bytearray) -> bool:
+def _append(client: ImageRegistryClient, descriptor: Descriptor, start: int, size: int, found: bytearray) -> bool:
     """Add what one request gives; return whether the registry knows ranges."""
     wanted = {"Range": f"bytes={start + len(found)}-{start + size - 1}", "Accept-Encoding": "identity"}
     with client.streamed("GET", client.blob_url(descriptor), headers=wanted) as response:
@@ -91,7 +91,7 @@ def _append(client: RegistryClient, descriptor: Descriptor, start: int, size: in
     return True
 
 
-def _whole(client: RegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
+def _whole(client: ImageRegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
     """Yield the blob of one request; one that breaks off is resumed by reading from its begin."""
     done = 0
     for attempt in range(ATTEMPTS):
@@ -108,7 +108,7 @@ def _whole(client: RegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
     raise ImageRegistryUnreachable(f"blob {descriptor.digest} ends too early, again and again")
 
 
-def _from_begin(client: RegistryClient, descriptor: Descriptor, skip: int) -> Iterator[bytes]:
+def _from_begin(client: ImageRegistryClient, descriptor: Descriptor, skip: int) -> Iterator[bytes]:
     headers = {"Accept-Encoding": "identity"}
     with client.streamed("GET", client.blob_url(descriptor), headers=headers) as response:
         client.require(response, {200}, f"blob {descriptor.digest} cannot be pulled")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kybernate.export.cri_documents import config_dump, spec_dump, stats_dump, status_dump, status_file
 from kybernate.node.failure import Failure
-from kybernate.node.reading import FileOdd, StreamDigest, digest_for, opened, opened_directory, pieces_of
-from kybernate_shim.checkpoint.image.digests import DigestUnknown
+from kybernate.node.reading import StreamDigest, digest_for, opened, opened_directory, pieces_of
+from kybernate_shim.checkpoint.image.digests import FileUnreadable
 from kybernate_shim.checkpoint.image.manifest import NAME, SAVED_SPEC, File
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
@@ -106,7 +106,7 @@ def _read(path: Path, size: int, listed: File | None) -> Iterator[memoryview]:
                     digest.update(piece)
                 yield piece
         _require_listed(path, listed, digest)
-    except (FileOdd, DigestUnknown, VramError) as error:
+    except (FileUnreadable, VramError) as error:
         raise _changed(path, error) from error
     except OSError as error:
         raise Failure(f"{path} cannot be read: {error.strerror}", state="nothing was written") from error

@@ -16,7 +16,7 @@ from typing import Final
 
 import httpx
 
-from kybernate.export.errors import ImageRegistryRefused
+from kybernate.node.failure import Failure
 
 MOST_ANSWER: Final = 1 << 20  # bytes of an answer that is no manifest and no blob
 ANSWER_SECONDS: Final = 60.0  # in which it comes
@@ -34,12 +34,12 @@ class Guard:
     _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def before(self, request: httpx.Request) -> None:
-        """Raise ImageRegistryRefused for an address that the registry may not name."""
+        """Raise Failure for an address that the registry may not name."""
         url = request.url
         if url.scheme not in SCHEMES[self.origin.scheme]:
-            raise ImageRegistryRefused(f"{self.origin.host} names {url.host} without TLS, or by another protocol")
+            raise Failure(f"{self.origin.host} names {url.host} without TLS, or by another protocol")
         if url.host != self.origin.host and (inner := self._kinds(url.host) - self._kinds(self.origin.host)):
-            raise ImageRegistryRefused(f"{self.origin.host} names {url.host}, which is a {min(inner)} address")
+            raise Failure(f"{self.origin.host} names {url.host}, which is a {min(inner)} address")
 
     def after(self, response: httpx.Response) -> None:
         """Cut the body of an answer that its caller does not read piece by piece.

@@ -19,13 +19,13 @@ from kybernate.export.documents import CONFIG, MANIFEST, Descriptor, descriptor_
 from kybernate.export.layers import Compression, LayerStream, layers_of
 from kybernate.export.tar_stream import BLOCK, END, header
 from kybernate.node.failure import Failure
+from kybernate.node.reading import OnProgress
 from kybernate_shim.checkpoint.image.store import Image, require_space
 from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.atomic_write import creating, sync
 from kybernate_shim.linux.private_files import DIRECTORY_MODE, create_private
 
 LAYOUT = encode({"imageLayoutVersion": "1.0.0"})
-Progress = Callable[[int, int], object]
 
 
 class Layout(Protocol):
@@ -45,7 +45,7 @@ def write_layout(
     *,
     compression: Compression,
     directory: bool,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
 ) -> Descriptor:
     """Write the image as a layout at `target`, where nothing is yet, and return its manifest's descriptor.
 
@@ -60,7 +60,7 @@ def write_layout(
         raise Failure(f"{image.path} cannot be exported to {target}: {error}", state="nothing is left") from error
 
 
-def _write(image: Image, layout: Layout, name: str, compression: Compression, progress: Progress) -> Descriptor:
+def _write(image: Image, layout: Layout, name: str, compression: Compression, progress: OnProgress) -> Descriptor:
     layers = layers_of(image)
     total, done = sum(layer.bytes for layer in layers), 0
 

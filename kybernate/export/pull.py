@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable, NotPulled
+from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable
 from kybernate.export.layer_record import LayerRecord
 from kybernate.export.sources import Source
 from kybernate.export.unpack import Unpacking
 from kybernate.node.audited import audit, image_ref
+from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
+from kybernate.node.reading import OnProgress
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, read_image, verify
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from kybernate_shim.errors import NoRoom, Refused
 from kybernate_shim.linux.atomic_write import sync
 from kybernate_shim.linux.locks import held, try_lock_directory
 from kybernate_shim.linux.private_files import DIRECTORY_MODE
-from kybernate_shim.trust.keys import Key, KeyUnusable
+from kybernate_shim.trust.keys import Key
 from kybernate_shim.trust.places import make_private
 
 NOTHING = "nothing was kept"
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,10 @@ class Fetching:
     def __init__(self, directory: Path, *, continued: bool = False) -> None:
         self._directory, self._continued = directory, continued
 
-    def fill(self, source: Source, progress: Progress = lambda done, total: None) -> Fetched:
+    def fill(self, source: Source, progress: OnProgress = lambda done, total: None) -> Fetched:
         """Fetch an image, of which nothing is trusted yet: its files are those of its manifest, by name and size.
 
-        Raises ArtefactOdd, NotPulled, and what the source raises.
+        Raises ArtefactOdd, Failure, and what the source raises.
         """
         done = 0
 
@@ -69,7 +71,7 @@ class Fetching:
             unpacking.finish()
             image = read_image(self._directory)
         except (OSError, NoRoom) as error:
-            raise NotPulled(f"the image cannot be stored: {error}", state=NOTHING) from error
+            raise Failure(f"the image cannot be stored: {error}", state=NOTHING) from error
         except CheckpointInvalid as error:
             raise ArtefactOdd(str(error)) from error
         return Fetched(image, origin.name if IMAGE_NAME.fullmatch(origin.name) else "", origin.digest)
@@ -77,7 +79,7 @@ class Fetching:
 
 @contextmanager
 def fetching(config: Config, reference: str = "") -> Iterator[Fetching]:
-    """Give a directory for an image, which may be moved away; it is removed afterwards. Raises NotPulled.
+    """Give a directory for an image, which may be moved away; it is removed afterwards. Raises Failure.
 
     One of a `reference` stays where the image registry was not reached any more, or the process was killed: the next
     pull of the reference continues there.
@@ -89,9 +91,9 @@ def fetching(config: Config, reference: str = "") -> Iterator[Fetching]:
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=bool(reference))
         lock = try_lock_directory(directory)
     except (OSError, Refused) as error:
-        raise NotPulled(f"{config.checkpoint_root} cannot be written: {error}", state=NOTHING) from error
+        raise Failure(f"{config.checkpoint_root} cannot be written: {error}", state=NOTHING) from error
     if lock is None:
-        raise NotPulled(f"another command pulls {reference}", state=NOTHING, advice="wait for its end")
+        raise Failure(f"another command pulls {reference}", state=NOTHING, advice="wait for its end")
     with held(lock):
         try:
             yield Fetching(directory, continued=bool(reference))
@@ -117,29 +119,29 @@ def vouching_key(image: Image, config: Config) -> Key | None:
 
 
 def admit_signed(
-    image: Image, target: Path, key: Key, origin: str, config: Config, progress: Progress = lambda done, total: None
+    image: Image, target: Path, key: Key, origin: str, config: Config, progress: OnProgress = lambda done, total: None
 ) -> str:
     """Compare every byte of a fetched image with its manifest, and move it to `target`, unchanged.
 
-    Return why the audit log has no line of it, "" if it has one. Raises NotPulled; the image is removed then.
+    Return why the audit log has no line of it, "" if it has one. Raises Failure; the image is removed then.
     """
     ref = image_ref(target, image.manifest, image.digest)
     try:
         _require_whole(image, config, progress)
         _place(image.path, target)
-    except NotPulled as error:
+    except Failure as error:
         audit("import", "failed", ref, config, reason=str(error))
         raise
     return audit("import", "done", ref, config, reason=f"from {origin}, signed by key {key.id}")
 
 
-def _require_whole(image: Image, config: Config, progress: Progress) -> None:
+def _require_whole(image: Image, config: Config, progress: OnProgress) -> None:
     try:
         problems = verify(image.path, progress, encryption_key=config.encryption_key)
-    except (KeyUnusable, CheckpointInvalid, OSError) as error:
-        raise NotPulled(f"the image cannot be compared with its manifest: {error}", state=NOTHING) from error
+    except (Refused, CheckpointInvalid, OSError) as error:
+        raise Failure(f"the image cannot be compared with its manifest: {error}", state=NOTHING) from error
     if problems:
-        raise NotPulled(
+        raise Failure(
             f"the image is not what its signed manifest lists: {listed(problems)}",
             state=NOTHING,
             advice="push it again where it is whole",
@@ -148,10 +150,10 @@ def _require_whole(image: Image, config: Config, progress: Progress) -> None:
 
 def _place(directory: Path, target: Path) -> None:
     if os.path.lexists(target):
-        raise NotPulled(f"{target} exists", state=NOTHING, advice="give another name, or remove it")
+        raise Failure(f"{target} exists", state=NOTHING, advice="give another name, or remove it")
     try:
         make_private(target.parent)
         directory.rename(target)
         sync(target.parent)
     except OSError as error:
-        raise NotPulled(f"{target} cannot be written: {error}", state=NOTHING) from error
+        raise Failure(f"{target} cannot be written: {error}", state=NOTHING) from error

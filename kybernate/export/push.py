@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +17,11 @@ from kybernate.export import documents
 from kybernate.export.documents import CONFIG, MANIFEST, Descriptor, descriptor_of
 from kybernate.export.layers import Compression, Layer, LayerStream, layers_of
 from kybernate.export.reference import Reference
-from kybernate.export.registry_client import Connection, RegistryClient
+from kybernate.export.registry_client import Connection, ImageRegistryClient
 from kybernate.export.upload import Sent, upload
 from kybernate.node.failure import Failure
+from kybernate.node.reading import OnProgress
 from kybernate_shim.checkpoint.image.store import Image
-
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,11 @@ def push(
     how: Connection,
     *,
     compression: Compression,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
 ) -> Pushed:
     """Push the image and return the reference with its digest.
 
-    Raises Failure where a file is not as the manifest lists it, ImageRegistryRefused, ImageRegistryUnreachable,
+    Raises Failure where a file is not as the manifest lists it, Failure, ImageRegistryUnreachable,
     Failure, and what `progress` raises. The reference then names what it named before.
     """
     layers = layers_of(image)
@@ -71,7 +70,7 @@ class _PushedLayer:
     sent: Sent
 
 
-def _push_layer(client: RegistryClient, layer: Layer, compression: Compression, count: _Count) -> _PushedLayer:
+def _push_layer(client: ImageRegistryClient, layer: Layer, compression: Compression, count: _Count) -> _PushedLayer:
     def running(size: int) -> None:
         client.require_running()
         count(size)
@@ -86,7 +85,7 @@ def _push_layer(client: RegistryClient, layer: Layer, compression: Compression, 
     return _PushedLayer(first.descriptor, first.diff_id, sent)
 
 
-def _push_documents(client: RegistryClient, image: Image, layers: list[_PushedLayer]) -> Descriptor:
+def _push_documents(client: ImageRegistryClient, image: Image, layers: list[_PushedLayer]) -> Descriptor:
     """Push configuration and manifest, which make the layers an image."""
     settings = documents.config(image.manifest, [layer.diff_id for layer in layers])
     described = descriptor_of(settings, CONFIG)
@@ -101,8 +100,8 @@ def _push_documents(client: RegistryClient, image: Image, layers: list[_PushedLa
 
 
 @contextmanager
-def _client(reference: Reference, how: Connection) -> Iterator[RegistryClient]:
-    client = RegistryClient(reference, how, push=True)
+def _client(reference: Reference, how: Connection) -> Iterator[ImageRegistryClient]:
+    client = ImageRegistryClient(reference, how, push=True)
     try:
         yield client
     finally:
@@ -112,7 +111,7 @@ def _client(reference: Reference, how: Connection) -> Iterator[RegistryClient]:
 class _Count:
     """Sums what threads have done."""
 
-    def __init__(self, total: int, progress: Progress) -> None:
+    def __init__(self, total: int, progress: OnProgress) -> None:
         self._done, self._total, self._progress, self._lock = 0, total, progress, threading.Lock()
 
     def __call__(self, size: int) -> None:

@@ -24,9 +24,10 @@ from kybernate.export.answers import document_of
 from kybernate.export.challenge import RegistryAuth
 from kybernate.export.credentials import Credentials
 from kybernate.export.documents import DIGEST, INDEX, MANIFEST, MOST_DOCUMENT, Descriptor
-from kybernate.export.errors import ArtefactOdd, ImageRegistryRefused, ImageRegistryUnreachable
+from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable
 from kybernate.export.guard import CONTENT, Guard
 from kybernate.export.reference import Reference
+from kybernate.node.failure import Failure
 
 ATTEMPTS = 6
 FIRST_ATTEMPTS = 3  # before a registry has answered at all: its name may be wrong
@@ -53,7 +54,7 @@ class Connection:
     parallel: int = 4
 
 
-class RegistryClient:
+class ImageRegistryClient:
     """The repository of a reference. Its methods are used by several threads. `stop` ends all of them."""
 
     def __init__(self, reference: Reference, how: Connection, *, push: bool = False) -> None:
@@ -90,7 +91,7 @@ class RegistryClient:
     # -- manifests
 
     def manifest(self, target: str) -> tuple[bytes, str]:
-        """Return a manifest or an index by tag or digest, and its digest. Raises ImageRegistryRefused."""
+        """Return a manifest or an index by tag or digest, and its digest. Raises Failure."""
         with self.streamed("GET", f"{self._base}/manifests/{target}", headers={"Accept": ACCEPT}) as response:
             self.require(response, {200}, f"{self.reference} cannot be pulled")
             content = bytearray()
@@ -104,7 +105,7 @@ class RegistryClient:
         return bytes(content), digest
 
     def put_manifest(self, content: bytes, media_type: str, target: str) -> None:
-        """Make a manifest known by a tag or a digest. Raises ImageRegistryRefused."""
+        """Make a manifest known by a tag or a digest. Raises Failure."""
         url, headers = f"{self._base}/manifests/{target}", {"Content-Type": media_type}
         response = self.call("PUT", url, content=content, headers=headers)
         self.require(response, {201, 200}, f"{self.reference} cannot be pushed")
@@ -124,7 +125,7 @@ class RegistryClient:
         return f"{self._base}/blobs/{descriptor.digest}"
 
     def begin_upload(self, descriptor: Descriptor) -> httpx.URL | None:
-        """Return where a blob is to be sent, None where the registry has mounted it. Raises ImageRegistryRefused."""
+        """Return where a blob is to be sent, None where the registry has mounted it. Raises Failure."""
         query = {"mount": descriptor.digest, "from": self.how.mount_from} if self.how.mount_from else {}
         response = self.call("POST", f"{self._base}/blobs/uploads/", params=query)
         self.require(response, {201, 202}, f"{self.reference} cannot be pushed")
@@ -138,7 +139,7 @@ class RegistryClient:
         try:
             place = response.request.url.join(found)
         except httpx.InvalidURL as error:
-            raise ImageRegistryRefused(f"{self.reference.host} names {found[:400]!a} for an upload") from error
+            raise Failure(f"{self.reference.host} names {found[:400]!a} for an upload") from error
         self._require_secure(place)
         return place
 
@@ -172,7 +173,7 @@ class RegistryClient:
             except httpx.TransportError as error:
                 self.failed(error, attempt)
             except (httpx.RequestError, httpx.InvalidURL) as error:  # redirects without end, an address that is none
-                raise ImageRegistryRefused(f"{self.reference.host} gives nothing that can be used: {error}") from error
+                raise Failure(f"{self.reference.host} gives nothing that can be used: {error}") from error
         raise AssertionError("the last attempt returns or raises")
 
     def failed(self, error: httpx.TransportError, attempt: int) -> None:
@@ -206,28 +207,28 @@ class RegistryClient:
         except httpx.TransportError as error:
             raise ImageRegistryUnreachable(f"{self.reference.host} broke off: {error}") from error
         except httpx.RequestError as error:
-            raise ImageRegistryRefused(f"{self.reference.host} gives nothing that can be used: {error}") from error
+            raise Failure(f"{self.reference.host} gives nothing that can be used: {error}") from error
         finally:
             response.close()
 
     def _require_secure(self, url: httpx.URL) -> None:
         """Refuse an address without TLS that a registry with TLS names: an image holds the memory of its processes."""
         if self._origin.scheme == "https" and url.scheme != "https":
-            raise ImageRegistryRefused(f"{self.reference.host} names {url.host} without TLS for a blob")
+            raise Failure(f"{self.reference.host} names {url.host} without TLS for a blob")
 
     def require(self, response: httpx.Response, expected: set[int], what: str) -> None:
-        """Raise ImageRegistryRefused unless the status is an expected one."""
+        """Raise Failure unless the status is an expected one."""
         if response.status_code not in expected:
             raise refusal(response, what)
 
 
-def refusal(response: httpx.Response, what: str) -> ImageRegistryRefused:
+def refusal(response: httpx.Response, what: str) -> Failure:
     """Return what a response says, in the registry's own words where it has some."""
     status = response.status_code
     advice = ""
     if status in (401, 403):
         advice = "`docker login` writes credentials; --credentials names another file"
-    return ImageRegistryRefused(f"{what}: {_said(response)}", status=status, advice=advice)
+    return Failure(f"{what}: {_said(response)}", advice=advice)
 
 
 def _said(response: httpx.Response) -> str:

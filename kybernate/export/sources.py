@@ -19,7 +19,7 @@ from kybernate.export.documents import LAYER, MOST_DOCUMENT, TITLE, Descriptor, 
 from kybernate.export.download import blob
 from kybernate.export.entries import FOLDER
 from kybernate.export.errors import ArtefactOdd
-from kybernate.export.registry_client import RegistryClient
+from kybernate.export.registry_client import ImageRegistryClient
 from kybernate.export.tar_stream import BLOCK, END, header, members
 from kybernate.export.unpack import Unpacking, decompressed, verified
 from kybernate_shim.checkpoint.image.manifest import NAME, Manifest
@@ -46,14 +46,14 @@ class Source(Protocol):
     """Gives the layers of one image."""
 
     def fill(self, unpacking: Unpacking) -> Origin:
-        """Unpack the image. Raises ArtefactOdd, TierFull, OSError, and what an image registry raises."""
+        """Unpack the image. Raises ArtefactOdd, NoRoom, OSError, and what an image registry raises."""
 
 
 @dataclass(frozen=True)
-class RegistrySource:
+class ImageRegistrySource:
     """An image of an image registry."""
 
-    client: RegistryClient
+    client: ImageRegistryClient
 
     def fill(self, unpacking: Unpacking) -> Origin:
         """See Source."""

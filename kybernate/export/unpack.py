@@ -135,7 +135,7 @@ class Unpacking:
         return sum(file.size for file in self.manifest.stored_files) if self.manifest else 0
 
     def layer(self, pieces: Iterable[bytes], descriptor: Descriptor) -> None:
-        """Unpack a layer from its blob's bytes, unless it is there. Raises ArtefactOdd, TierFull and OSError."""
+        """Unpack a layer from its blob's bytes, unless it is there. Raises ArtefactOdd, NoRoom and OSError."""
         if self._is_there(descriptor.digest):
             return
         missing, had = dict(self._missing), self.manifest is not None
@@ -159,7 +159,7 @@ class Unpacking:
         return True
 
     def archive(self, pieces: Iterator[bytes]) -> None:
-        """Unpack an archive. Raises ArtefactOdd, TierFull and OSError."""
+        """Unpack an archive. Raises ArtefactOdd, NoRoom and OSError."""
         source = _Exactly(pieces, self._spend)
         for member in members(source.read):
             self._member(member, source)
@@ -168,7 +168,7 @@ class Unpacking:
     def add_rootfs_diff(self, pieces: Iterable[bytes]) -> None:
         """Make a layer of changed files one of the image's, as a checkpoint by `kybernate` has it.
 
-        No signature covers the manifest then. Raises ArtefactOdd, TierFull and OSError.
+        No signature covers the manifest then. Raises ArtefactOdd, NoRoom and OSError.
         """
         assert self.manifest is not None
         if self.manifest.encryption is not None:

@@ -14,7 +14,7 @@ import httpx
 
 from kybernate.export.documents import Descriptor
 from kybernate.export.errors import ImageRegistryUnreachable
-from kybernate.export.registry_client import ATTEMPTS, RegistryClient, Stopped, refusal
+from kybernate.export.registry_client import ATTEMPTS, ImageRegistryClient, Stopped, refusal
 from kybernate.node.failure import Failure
 
 PART = 8 << 20  # bytes of one request
@@ -31,10 +31,10 @@ class Sent(StrEnum):
     SENT = "sent"
 
 
-def upload(client: RegistryClient, descriptor: Descriptor, pieces: Pieces) -> Sent:
+def upload(client: ImageRegistryClient, descriptor: Descriptor, pieces: Pieces) -> Sent:
     """Bring a blob into the repository; `pieces` gives its bytes, again at each call.
 
-    Raises ImageRegistryRefused and ImageRegistryUnreachable; the upload is given up then, and its blob is not there.
+    Raises Failure and ImageRegistryUnreachable; the upload is given up then, and its blob is not there.
     """
     if client.has_blob(descriptor):
         return Sent.KNOWN
@@ -51,7 +51,7 @@ def upload(client: RegistryClient, descriptor: Descriptor, pieces: Pieces) -> Se
 
 
 class _Upload:
-    def __init__(self, client: RegistryClient, descriptor: Descriptor, place: httpx.URL) -> None:
+    def __init__(self, client: ImageRegistryClient, descriptor: Descriptor, place: httpx.URL) -> None:
         self._client, self._descriptor, self._place = client, descriptor, place
 
     def send(self, pieces: Pieces) -> None:

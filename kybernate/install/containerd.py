@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from kybernate.install.containerd_config import Files, changes, difference, handler, imported, strayed
 from kybernate.node.containerd import DEFAULT_ADDRESS
-from kybernate.node.containerd_health import SHIM
+from kybernate.node.containerd_facts import SHIM
 from kybernate.node.containerd_process import (
     AWAITED,
     DEFAULT_CONFIGURATION,
@@ -47,10 +47,6 @@ TRIAL: Final = "/bin/true"
 LIBRARY: Final = re.compile(r"(/\S+) \(0x")  # in what ldd prints
 
 
-class SetupFailed(Failure):
-    """Kybernate is not set up in containerd; `state` says with what configuration containerd runs."""
-
-
 @dataclass(frozen=True)
 class Installed:
     """The containerd of this node. `running` is its process, None where none runs."""
@@ -62,7 +58,7 @@ class Installed:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SetupOutcome:
     """What a setup has done. `pending` says what is left to the administrator, "" where nothing is."""
 
     changed: tuple[str, ...]
@@ -74,13 +70,13 @@ class Outcome:
 def installed(config: Path | None = None) -> Installed:
     """Return the containerd that runs, or the one that is installed; `config` names another main file.
 
-    Raises SetupFailed, and ConfigurationUnusable for a main file that cannot be read as TOML.
+    Raises Failure, also for a main file that cannot be read as TOML.
     """
     running = find_process()
     program = running.program if running is not None else shutil.which("containerd")
     main = running.configuration if running is not None else DEFAULT_CONFIGURATION
     if not program:
-        raise SetupFailed(
+        raise Failure(
             "there is no containerd on this node: none runs, and none is in PATH",
             state="nothing was changed",
             advice="install containerd 1.7 or newer",
@@ -88,12 +84,12 @@ def installed(config: Path | None = None) -> Installed:
     status, words = ask_program(program, "--version")
     release = parse_version(words.split()[2]) if not status and len(words.split()) > 2 else ()
     if not release:
-        raise SetupFailed(f"{program} does not print its version: {words}", state="nothing was changed")
+        raise Failure(f"{program} does not print its version: {words}", state="nothing was changed")
     return Installed(program, release, _files(config or main), running)
 
 
 def planned(found: Installed, shim: str = PROGRAM_PLACE) -> tuple[Mapping[Path, str], str]:
-    """Return the new texts of the files that change, and the difference as text. Raises ConfigurationUnusable."""
+    """Return the new texts of the files that change, and the difference as text. Raises Failure."""
     changed = changes(found.files, found.release, shim)
     return changed, difference(found.files, changed)
 
@@ -105,11 +101,11 @@ def set_up(
     restart: Sequence[str] = (),
     address: str = DEFAULT_ADDRESS,
     step: Callable[[str], object] = lambda words: None,
-) -> Outcome:
+) -> SetupOutcome:
     """Write what `planned` returned, restart containerd and run a container; after a failure all is as before.
 
     `restart`: the command that restarts containerd, by default that of its systemd service. Without either, the files
-    are written and compared, and the restart is left to the administrator. Raises SetupFailed.
+    are written and compared, and the restart is left to the administrator. Raises Failure.
     """
     names = tuple(map(str, changed))
     if not has_shim():
@@ -132,24 +128,24 @@ def set_up(
         raise
     if not command and (changed or stale):
         _await_restart(found)
-        return Outcome(names, False, False, "restart containerd, then run this again: it verifies the handler")
+        return SetupOutcome(names, False, False, "restart containerd, then run this again: it verifies the handler")
     if changed or stale:
         step(f"restart containerd: {' '.join(command)}")
         try:
             _restart(command, found, address)
             step("run a container")
             run_container(address)
-        except (SetupFailed, KeyboardInterrupt) as error:
+        except (Failure, KeyboardInterrupt) as error:
             _put_back(kept)
             if changed:
                 _restart(command, found, address)
-            if isinstance(error, SetupFailed):
+            if isinstance(error, Failure):
                 error.state = "the earlier configuration is back, and containerd runs with it"
             raise
-        return Outcome(names, True, True)
+        return SetupOutcome(names, True, True)
     step("run a container")
     run_container(address)
-    return Outcome((), False, True)
+    return SetupOutcome((), False, True)
 
 
 def has_shim() -> bool:
@@ -160,13 +156,11 @@ def has_shim() -> bool:
 def _write_shim() -> None:
     status, words = ask_program(*LAUNCHER, str(Path(PROGRAM_PLACE).parent))
     if status:
-        raise SetupFailed(
-            f"{PROGRAM_PLACE} cannot be written: {words}", state="containerd's configuration was not changed"
-        )
+        raise Failure(f"{PROGRAM_PLACE} cannot be written: {words}", state="containerd's configuration was not changed")
 
 
 def run_container(address: str = DEFAULT_ADDRESS) -> None:
-    """Run this node's `true` as a container, and remove it. Raises SetupFailed."""
+    """Run this node's `true` as a container, and remove it. Raises Failure."""
     name = f"kybernate-setup-{secrets.token_hex(4)}"
     ctr = ["ctr", "--address", address]
     try:
@@ -184,7 +178,7 @@ def run_container(address: str = DEFAULT_ADDRESS) -> None:
     except OSError as error:
         status, words = 1, str(error)
     if status:
-        raise SetupFailed(
+        raise Failure(
             f"a container of {RUNTIME} does not run: {words}", advice="`kybernate doctor` names what this node lacks"
         )
 
@@ -213,7 +207,7 @@ def _files(main: Path) -> Files:
             imports = imported_files(main, imported(texts[main], main))
             texts |= {path: path.read_text() for path in imports}
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupFailed(f"{main} or what it imports cannot be read: {error}", state="nothing was changed") from error
+        raise Failure(f"{main} or what it imports cannot be read: {error}", state="nothing was changed") from error
     return Files(main, texts)
 
 
@@ -228,32 +222,32 @@ def _await_restart(found: Installed) -> None:
 
 
 def _dumped(found: Installed) -> dict[str, Any]:
-    """Return the configuration as containerd understands it. Raises SetupFailed."""
+    """Return the configuration as containerd understands it. Raises Failure."""
     argv = [found.program, "--config", str(found.files.main), "config", "dump"]
     status, words = ask_program(*argv, warnings=False)
     try:
         if status:
-            raise SetupFailed(
+            raise Failure(
                 f"containerd does not accept its configuration: {words}",
                 state="nothing was changed",
                 advice="correct it first",
             )
         return tomllib.loads(words)
     except tomllib.TOMLDecodeError as error:
-        raise SetupFailed(f"`{' '.join(argv)}` prints invalid TOML: {error}", state="nothing was changed") from error
+        raise Failure(f"`{' '.join(argv)}` prints invalid TOML: {error}", state="nothing was changed") from error
 
 
 def _require_meant(found: Installed, before: Mapping[str, Any]) -> None:
-    """Raise SetupFailed unless containerd finds the handler in what was written, and all else as it was."""
+    """Raise Failure unless containerd finds the handler in what was written, and all else as it was."""
     after = _dumped(found)
     if other := strayed(before, after):
-        raise SetupFailed(
+        raise Failure(
             f"with the handler, containerd would change other settings: {', '.join(other)}",
             state="the earlier configuration is back; containerd was not restarted",
             advice="add the table of packaging/containerd by hand",
         )
     if not handler(after):
-        raise SetupFailed(
+        raise Failure(
             "containerd does not find the handler in the new configuration",
             state="the earlier configuration is back; containerd was not restarted",
             advice="add the table of packaging/containerd by hand",
@@ -269,14 +263,14 @@ def _put_back(kept: Mapping[Path, bytes | None]) -> None:
 
 
 def _restart(command: Sequence[str], found: Installed, address: str) -> None:
-    """Restart containerd and wait until another process of it answers. Raises SetupFailed."""
+    """Restart containerd and wait until another process of it answers. Raises Failure."""
     status, words = ask_program(*command)
     if status:
-        raise SetupFailed(f"`{' '.join(command)}` ended with {status}: {words}")
+        raise Failure(f"`{' '.join(command)}` ended with {status}: {words}")
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         status, words = ask_program("ctr", "--address", address, "--timeout", "5s", "version")
         if not status and not (found.running is not None and is_alive(found.running)):
             return
         time.sleep(0.2)
-    raise SetupFailed(f"containerd does not answer on {address} after its restart: {words}")
+    raise Failure(f"containerd does not answer on {address} after its restart: {words}")

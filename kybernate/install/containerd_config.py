@@ -20,7 +20,7 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import ParseError, TOMLKitError
 
-from kybernate.node.containerd_health import ONE_PLUGIN, SPLIT, handlers
+from kybernate.node.containerd_facts import ONE_PLUGIN, SPLIT, handlers
 from kybernate.node.failure import Failure
 
 HANDLER: Final = "kybernate"
@@ -35,11 +35,9 @@ GENERATED: Final = {  # by what a path of a configuration is known that another 
 }
 
 
-class ConfigurationUnusable(Failure):
-    """A configuration that cannot be changed by this program; nothing was changed."""
-
-    def __init__(self, message: str, *, advice: str) -> None:
-        super().__init__(message, state="nothing was changed", advice=advice)
+def _unusable(message: str, *, advice: str) -> Failure:
+    """Return the error of a configuration that cannot be changed by this program."""
+    return Failure(message, state="nothing was changed", advice=advice)
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,11 @@ class Files:
 def changes(files: Files, release: tuple[int, ...], shim: str) -> dict[Path, str]:
     """Return the new text of each file that must change; empty where the handler is configured already.
 
-    `release` is containerd's, `shim` the path of the program that it executes. Raises ConfigurationUnusable.
+    `release` is containerd's, `shim` the path of the program that it executes. Raises Failure.
     """
     for mark, advice in GENERATED.items():
         if mark in str(files.main):
-            raise ConfigurationUnusable(f"{files.main} would lose a change at its program's next start", advice=advice)
+            raise _unusable(f"{files.main} would lose a change at its program's next start", advice=advice)
     documents = {path: _parsed(path, text) for path, text in files.texts.items()}
     for path, document in documents.items():
         _require_form(path, document, release)
@@ -89,7 +87,7 @@ def changes(files: Files, release: tuple[int, ...], shim: str) -> dict[Path, str
 
 
 def imported(main: str, at: Path) -> list[str]:
-    """Return the patterns of the files that a main file at `at` imports, absolute. Raises ConfigurationUnusable."""
+    """Return the patterns of the files that a main file at `at` imports, absolute. Raises Failure."""
     return _imports(_parsed(at, main), at)
 
 
@@ -132,7 +130,7 @@ def _parsed(path: Path, text: str) -> tomlkit.TOMLDocument:
     try:
         return tomlkit.parse(text)
     except ParseError as error:
-        raise ConfigurationUnusable(
+        raise _unusable(
             f"{path} is not valid TOML: {error}", advice="correct it: containerd refuses it as well"
         ) from error
 
@@ -140,7 +138,7 @@ def _parsed(path: Path, text: str) -> tomlkit.TOMLDocument:
 def _require_form(path: Path, document: Mapping[str, Any], release: tuple[int, ...]) -> None:
     form = _form(document)
     if not FORMS[0] <= form <= FORMS[1]:
-        raise ConfigurationUnusable(
+        raise _unusable(
             f"{path} is of version {form}; versions {FORMS[0]} to {FORMS[1]} can be changed",
             advice=f"`containerd config migrate` prints it in the newest version that containerd {release[0]} knows",
         )
@@ -166,7 +164,7 @@ def _plugins(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _configure(document: tomlkit.TOMLDocument, shim: str) -> None:
-    """Write the handler's table; what else is in it stays, such as options. Raises ConfigurationUnusable."""
+    """Write the handler's table; what else is in it stays, such as options. Raises Failure."""
     at: MutableMapping[str, Any] = document
     try:
         for key in ("plugins", _plugin(_form(document)), "containerd", "runtimes"):
@@ -185,7 +183,7 @@ def _configure(document: tomlkit.TOMLDocument, shim: str) -> None:
             if not _serves(at[HANDLER].get(key), value):
                 at[HANDLER][key] = value
     except (TOMLKitError, TypeError, AttributeError) as error:
-        raise ConfigurationUnusable(
+        raise _unusable(
             f"the table of CRI's runtimes cannot be extended: {error}",
             advice="add the table of packaging/containerd by hand",
         ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.config import Config
-from kybernate_shim.trust.audit import Audit, AuditLost, Decision, ImageRef, Verb, append
+from kybernate_shim.trust.audit import Audit, Decision, ImageRef, Verb, append
 from kybernate_shim.trust.caller import OWN_SERVICE, Caller
 
 
@@ -18,7 +18,7 @@ def audit(verb: Verb, decision: Decision, image: ImageRef, config: Config, *, re
     caller = Caller(OWN_SERVICE, verb.capitalize(), os.getuid(), os.getpid())
     try:
         append(config.audit_log, Audit(verb, decision, image=image, reason=reason, caller=caller).document())
-    except (OSError, AuditLost) as error:
+    except OSError as error:
         return f"{config.audit_log}: {error}"
     return ""
 

@@ -47,3 +47,11 @@ class Claimed(Failure):
 
 class Ambiguous(Failure):
     """A name means several things; the message lists them by names that mean one each."""
+
+
+class NoImage(Failure):
+    """There is no complete image of that name or id, at the place or in the tier."""
+
+
+class TimedOut(Failure):
+    """It was not answered, or had not ended, in its time."""

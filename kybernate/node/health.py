@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from kybernate.node import containerd_health, left_locked
+from kybernate.node import containerd_facts, containerd_health, left_locked
 from kybernate.node.exposed import Exposed, find, repair
 from kybernate.node.finding import HealthFinding, ask_program, looked
 from kybernate.node.runtimes import runtimes
@@ -23,6 +23,7 @@ from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.checkpoint.criu.config import CUDA_PLUGIN, OLDEST, parse_version
 from kybernate_shim.config import DEFAULT_PATH, Config, ConfigInvalid
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_answers import CudaInfo
 from kybernate_shim.gpu.helper_client import cuda_helper
@@ -32,7 +33,7 @@ from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.linux.huge_pages import SWITCH
 from kybernate_shim.linux.numa import memory_of_nodes
 from kybernate_shim.sizes import GRAIN, NO_NODE, NodeSizes
-from kybernate_shim.trust.places import PlaceUntrusted, require_private
+from kybernate_shim.trust.places import require_private
 from kybernate_shim.vram_io.image_pool import lacking
 
 MAP_API = 13000  # CUDA 13.0, driver 580: the first that moves a process to another GPU
@@ -124,7 +125,7 @@ def _criu(config: Config) -> Iterator[HealthFinding]:
 
 
 def _containerd(config: Config) -> Iterator[HealthFinding]:
-    yield from containerd_health.findings(containerd_health.gather())
+    yield from containerd_health.findings(containerd_facts.gather())
 
 
 def _tiers(config: Config) -> Iterator[HealthFinding]:
@@ -151,7 +152,7 @@ def _files(config: Config, *, fix: bool) -> Iterator[HealthFinding]:
     for root in (config.checkpoint_root, config.work_root):
         try:
             require_private(root)
-        except PlaceUntrusted as error:
+        except Refused as error:
             yield HealthFinding("files", "bad", str(error), "without it, every checkpoint and restore there is refused")
         except OSError:
             pass  # it is allocated at its first use, or cannot be seen without root

@@ -118,7 +118,7 @@ class Inventory:
 
 
 def inventory(config: Config) -> Inventory:
-    """Return all images of the node. Raises Refused and KeyUnusable."""
+    """Return all images of the node. Raises Refused."""
     ring = ring_of(known_keys(config))
     search = find_places(config)
     found = [judged(place, ring) for place in search.places]

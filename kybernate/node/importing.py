@@ -25,7 +25,7 @@ from kybernate.node.audited import audit, image_ref
 from kybernate.node.failure import Failure
 from kybernate.node.images import STAGING
 from kybernate.node.reading import (
-    FileOdd,
+    OnProgress,
     digest_for,
     opened,
     opened_directory,
@@ -36,9 +36,9 @@ from kybernate.node.reading import (
 from kybernate.node.restore import MOST_SPEC
 from kybernate.node.trusted import openness_of
 from kybernate_shim import bounded_json
-from kybernate_shim.checkpoint.image.digests import DigestUnknown
+from kybernate_shim.checkpoint.image.digests import FileUnreadable
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
-from kybernate_shim.checkpoint.image.locate import ImageForbidden, namespace_root
+from kybernate_shim.checkpoint.image.locate import namespace_root
 from kybernate_shim.checkpoint.image.manifest import (
     MOST_BYTES,
     NAME,
@@ -63,14 +63,9 @@ from kybernate_shim.vram_io.errors import VramError
 
 MOST_THREADS = 8  # more only contend for memory bandwidth
 SHOWN = 5
-Progress = Callable[[int, int], object]
 
 
 IMAGE_NOT_WHOLE_ADVICE: Final = "it cannot be imported; copy it again from where it was made"
-
-
-class NotImported(Failure):
-    """The image could not be put in its place."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,8 @@ class Imported:
     unaudited: str
 
 
-def examine(directory: Path, progress: Progress = lambda done, total: None) -> Examined:
-    """Read an image and compare every byte with its manifest. Raises Failure, NotImported."""
+def examine(directory: Path, progress: OnProgress = lambda done, total: None) -> Examined:
+    """Read an image and compare every byte with its manifest. Raises Failure."""
     try:
         with opened_directory(directory) as source:
             content = read_plain(NAME, directory=source, most=MOST_BYTES)
@@ -108,27 +103,27 @@ def examine(directory: Path, progress: Progress = lambda done, total: None) -> E
             rooted = not openness_of(directory, manifest).changeable
             digests, spec = _digests(source, manifest, progress)
     except FileNotFoundError as error:
-        raise NotImported(f"{directory} is not a complete checkpoint image: {error.filename} is missing") from error
-    except (ManifestInvalid, FileOdd, DigestUnknown, VramError, RecursionError) as error:
+        raise Failure(f"{directory} is not a complete checkpoint image: {error.filename} is missing") from error
+    except (ManifestInvalid, FileUnreadable, VramError, RecursionError) as error:
         raise Failure(f"{directory}: {error}", state="nothing was imported", advice=IMAGE_NOT_WHOLE_ADVICE) from error
     except OSError as error:
-        raise NotImported(f"{directory} cannot be read: {error}", state="nothing was imported") from error
+        raise Failure(f"{directory} cannot be read: {error}", state="nothing was imported") from error
     return Examined(directory, manifest, content, spec, digests, rooted)
 
 
 def target_of(image: Path, name: str, namespace: str, config: Config) -> Path:
-    """Return where an image of `namespace`, "" for root's own, belongs. Raises NotImported."""
+    """Return where an image of `namespace`, "" for root's own, belongs. Raises Failure."""
     name = name or image.name
     if not IMAGE_NAME.fullmatch(name):
-        raise NotImported(
+        raise Failure(
             f"{name!r} is not the name of an image: letters, digits, `.`, `_` and `-`, in parts that begin with a"
             " letter or a digit",
             advice="give a name after the directory",
         )
     try:
         root = namespace_root(config, namespace) if namespace else config.checkpoint_root
-    except ImageForbidden as error:
-        raise NotImported(f"{namespace!r} is not the name of a Kubernetes namespace") from error
+    except Refused as error:
+        raise Failure(f"{namespace!r} is not the name of a Kubernetes namespace") from error
     return root / name
 
 
@@ -139,11 +134,11 @@ def admit(
     config: Config,
     *,
     move: bool,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
     staging: str = "",
     origin: str = "",
 ) -> Imported:
-    """Sign the image for `namespace` with the node's signing key, and put it at `target`. Raises NotImported.
+    """Sign the image for `namespace` with the node's signing key, and put it at `target`. Raises Failure.
 
     With `move`, there is nothing left at its old place. After a failure the image is where it was. `staging` names the
     directory next to `target` that a copy is written to, for those who remove it after a crash; it begins with STAGING.
@@ -153,14 +148,14 @@ def admit(
     staging = staging or f"{STAGING}{os.urandom(8).hex()}"
     try:
         manifest = _admit(image, target, namespace, config, move=move, progress=progress, staging=staging)
-    except NotImported as error:
+    except Failure as error:
         _audit(image, target, image.manifest, config, origin, error)
         raise
     return Imported(manifest, _audit(image, target, manifest, config, origin))
 
 
 def _admit(
-    image: Examined, target: Path, namespace: str, config: Config, *, move: bool, progress: Progress, staging: str
+    image: Examined, target: Path, namespace: str, config: Config, *, move: bool, progress: OnProgress, staging: str
 ) -> Manifest:
     _require_free(image.directory, target)
     try:
@@ -174,12 +169,12 @@ def _admit(
                 _copy(image, target, manifest, progress, target.with_name(staging))
                 if move and target != image.directory:
                     shutil.rmtree(image.directory)
-    except FileOdd as error:
-        raise NotImported(
+    except FileUnreadable as error:
+        raise Failure(
             f"{image.directory} was changed after it was examined: {error}", state="nothing was imported"
         ) from error
     except (Refused, NoRoom, Damaged, OSError) as error:
-        raise NotImported(f"{image.directory} cannot be imported: {error}", state="nothing was imported") from error
+        raise Failure(f"{image.directory} cannot be imported: {error}", state="nothing was imported") from error
     return manifest
 
 
@@ -187,9 +182,9 @@ def _require_free(source: Path, target: Path) -> None:
     if target == source:
         return
     if os.path.lexists(target):
-        raise NotImported(f"{target} exists", state="nothing was imported", advice="give another name, or remove it")
+        raise Failure(f"{target} exists", state="nothing was imported", advice="give another name, or remove it")
     if target.is_relative_to(source):
-        raise NotImported(
+        raise Failure(
             f"{target} would be inside the image itself, which has the name of the namespace",
             state="nothing was imported",
             advice="move the image elsewhere first",
@@ -197,7 +192,7 @@ def _require_free(source: Path, target: Path) -> None:
 
 
 def _audit(
-    image: Examined, target: Path, manifest: Manifest, config: Config, origin: str, error: NotImported | None = None
+    image: Examined, target: Path, manifest: Manifest, config: Config, origin: str, error: Failure | None = None
 ) -> str:
     """Leave a line in the audit log, and return why there is none, "" if there is."""
     ref = image_ref(target, manifest, f"sha256:{sha256(encode(manifest)).hexdigest()}")
@@ -207,9 +202,7 @@ def _audit(
 
 def _require_plain(directory: Path, manifest: Manifest) -> None:
     if manifest.encryption is not None:
-        raise NotImported(
-            f"{directory} is encrypted", advice="decrypt it before, on a node where its signature is valid"
-        )
+        raise Failure(f"{directory} is encrypted", advice="decrypt it before, on a node where its signature is valid")
 
 
 def _require_complete(source: int, manifest: Manifest) -> None:
@@ -218,10 +211,10 @@ def _require_complete(source: int, manifest: Manifest) -> None:
     found = {name for name in os.listdir(source) if not name.endswith(LOGS)}  # of a descriptor
     if extra := sorted(found - known):
         shown = ", ".join(extra[:SHOWN])
-        raise FileOdd(f"{len(extra)} entries that the manifest does not list: {shown}")
+        raise FileUnreadable(f"{len(extra)} entries that the manifest does not list: {shown}")
 
 
-def _digests(source: int, manifest: Manifest, progress: Progress) -> tuple[dict[str, str], dict[str, Any]]:
+def _digests(source: int, manifest: Manifest, progress: OnProgress) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the BLAKE3 digest of every file, and the container's configuration, all compared with the manifest."""
     count = _Count(manifest.bytes, progress)
     kept = bytearray()
@@ -247,9 +240,9 @@ def _parsed(content: bytes) -> dict[str, Any]:
     try:
         spec = bounded_json.parse(content, most_bytes=MOST_SPEC)
     except ValueError as error:
-        raise FileOdd(f"{SAVED_SPEC}: not JSON: {error}") from error
+        raise FileUnreadable(f"{SAVED_SPEC}: not JSON: {error}") from error
     if not isinstance(spec, dict) or not _texts(spec.get("annotations") or {}):
-        raise FileOdd(f"{SAVED_SPEC}: not an OCI configuration")
+        raise FileUnreadable(f"{SAVED_SPEC}: not an OCI configuration")
     return spec
 
 
@@ -294,7 +287,7 @@ def _rename(directory: Path, target: Path) -> None:
             sync(parent)
 
 
-def _copy(image: Examined, target: Path, manifest: Manifest, progress: Progress, staging: Path) -> None:
+def _copy(image: Examined, target: Path, manifest: Manifest, progress: OnProgress, staging: Path) -> None:
     """Copy the image's files through descriptors; `target` appears when all of them are on the disk."""
     require_space(target.parent, manifest.bytes)
     staging.mkdir(mode=DIRECTORY_MODE)
@@ -303,7 +296,7 @@ def _copy(image: Examined, target: Path, manifest: Manifest, progress: Progress,
         with opened_directory(image.directory) as source, opened_directory(staging) as to:
             copied = _in_threads(lambda file: _copy_file(file, source, to, count), manifest.files)
         if changed := sorted(name for name, digest in copied.items() if digest != image.digests[name]):
-            raise FileOdd(f"{len(changed)} files were changed, {changed[0]} among them")
+            raise FileUnreadable(f"{len(changed)} files were changed, {changed[0]} among them")
         write_manifest(staging, manifest)
         _replace_nothing(staging, target, image.directory)
     except BaseException:
@@ -361,7 +354,7 @@ def _umask() -> Iterator[None]:
 class _Count:
     """Sums what threads have done."""
 
-    def __init__(self, total: int, progress: Progress) -> None:
+    def __init__(self, total: int, progress: OnProgress) -> None:
         self._done, self._total, self._progress, self._lock = 0, total, progress, threading.Lock()
 
     def __call__(self, count: int) -> None:

@@ -7,17 +7,18 @@ from pathlib import Path
 
 from kybernate.node.failure import Missing, Refused
 from kybernate.node.trusted import KeyFile, known_keys
+from kybernate_shim import errors
 from kybernate_shim.config import DEFAULT_PATH, Config
 from kybernate_shim.linux.atomic_write import sync
 from kybernate_shim.trust import keys
-from kybernate_shim.trust.keys import Key, KeyUnusable
+from kybernate_shim.trust.keys import Key
 
 
 def rotate_key(config: Config) -> tuple[Key | None, Key]:
     """Make a new node key and return the old and the new one. Raises Refused."""
     try:
         return keys.rotate(config)
-    except (KeyUnusable, OSError) as error:
+    except (errors.Refused, OSError) as error:
         raise Refused(f"the key cannot be rotated: {error}", state="the old key still signs") from error
 
 

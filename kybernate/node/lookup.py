@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from kybernate.node.failure import Ambiguous, Failure
+from kybernate.node.failure import Ambiguous, Missing
 
 ID_LENGTH = 12  # of an id of 64 digits; enough to distinguish containers
 LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
 
-
-class ContainerNotFound(Failure):
-    """No container has this id or name."""
-
-    advice = "`kybernate ps` lists the containers of Kybernate's shims, `ctr -n NAMESPACE containers ls` all others"
+CONTAINER_NOT_FOUND_ADVICE: Final = (
+    "`kybernate ps` lists the containers of Kybernate's shims, `ctr -n NAMESPACE containers ls` all others"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:
     In this order: a whole id, the beginning of an id, the id of a pod or its beginning, `POD`, `POD/CONTAINER`,
     `NAMESPACE/POD`, `NAMESPACE/POD/CONTAINER`. Of several that match, one that lives wins over ended ones: the records
     of a container's earlier runs stay in containerd for a while.
-    Raises ContainerNotFound and Ambiguous.
+    Raises Missing and Ambiguous.
     """
     known = list(containers)
     for found in (_by_id(query, known), _by_prefix(query, known), _by_group(query, known), _by_name(query, known)):
@@ -69,7 +68,7 @@ def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:
                 f"{query!r} is the name of {len(several)} containers:\n{_listed(several)}",
                 advice="give more of the id, the name as NAMESPACE/POD/CONTAINER, or containerd's namespace with -n",
             )
-    raise ContainerNotFound(f"no container has the id or the name {query!r}")
+    raise Missing(f"no container has the id or the name {query!r}", advice=CONTAINER_NOT_FOUND_ADVICE)
 
 
 def _by_id(query: str, known: Sequence[KnownContainer]) -> list[KnownContainer]:

@@ -14,23 +14,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, NoImage, Refused
 from kybernate.node.images import places_called, places_of_id
 from kybernate.node.lookup import KnownContainer, short_id
 from kybernate.node.naming import SHORTEST_ID, the_only
+from kybernate_shim import errors
 from kybernate_shim.checkpoint.image.copies import root_of
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
-from kybernate_shim.checkpoint.image.locate import ImageForbidden, namespace_root
+from kybernate_shim.checkpoint.image.locate import namespace_root
 from kybernate_shim.checkpoint.image.manifest import NAME as IMAGE
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_image
 from kybernate_shim.config import Config
 
 ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 BEGIN_OF_ID: Final = re.compile(rf"[0-9a-f-]{{{SHORTEST_ID},36}}")
-
-
-class NoImageThere(Failure):
-    """No checkpoint image has the name, or none is at the place."""
 
 
 PLACE_TAKEN_ADVICE: Final = "name another place, or remove it"
@@ -98,10 +95,10 @@ def unusable(error: CheckpointInvalid) -> Failure:
     return Failure(f"damaged checkpoint image: {error}", advice="it cannot be restored; make a new one")
 
 
-def unfound(name: str, error: CheckpointNotFound) -> NoImageThere:
+def unfound(name: str, error: CheckpointNotFound) -> NoImage:
     """Say that there is no image, and where it was looked for."""
     here = "/" not in name and Path(name).is_dir()
-    return NoImageThere(f"no checkpoint image: {error}", advice=f"did you mean ./{name}?" if here else "")
+    return NoImage(f"no checkpoint image: {error}", advice=f"did you mean ./{name}?" if here else "")
 
 
 def new_place(container: KnownContainer, name: str | None) -> Path:
@@ -121,7 +118,7 @@ def _root_of(container: KnownContainer) -> Path:
         return config.checkpoint_root
     try:
         return namespace_root(config, container.pod_namespace)
-    except ImageForbidden as error:
+    except errors.Refused as error:
         raise Refused(f"{container.title}: {error}", advice="name a directory by its path") from error
 
 

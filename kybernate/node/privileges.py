@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kybernate.node.failure import Invalid
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.mounts.configured import is_bind
 from kybernate_shim.oci.spec import EARLY_HOOKS, Spec
@@ -50,15 +51,11 @@ class SpecPrivileges:
 
 
 def privileges_of(document: Mapping[str, Any], manifest: Manifest) -> SpecPrivileges:
-    """Return what the OCI configuration `document` and the manifest ask for. Raises SpecOdd for values of odd types."""
+    """Return what the OCI configuration `document` and the manifest ask for. Raises Invalid for values of odd types."""
     try:
         return _privileges(Spec(document), manifest)
     except (AttributeError, TypeError, ValueError) as error:
-        raise SpecOdd(f"the configuration of the container is not one of OCI: {error}") from error
-
-
-class SpecOdd(Exception):
-    """A configuration whose values have types that OCI does not know."""
+        raise Invalid(f"the configuration of the container is not one of OCI: {error}") from error
 
 
 def process_rows(manifest: Manifest) -> list[tuple[str, ...]]:

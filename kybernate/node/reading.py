@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kybernate_shim.checkpoint.image.digest_form import DigestForm, form_of, strong_form_of
+from kybernate_shim.checkpoint.image.digests import FileUnreadable
 from kybernate_shim.checkpoint.image.manifest import File
 from kybernate_shim.linux.plain_files import open_plain, read_plain
 
 CHUNK = 1 << 20
-
-
-class FileOdd(Exception):
-    """A file is not what the manifest says, or changes while it is read. The message names it."""
+OnProgress = Callable[[int, int], object]  # bytes done, and bytes in all
 
 
 @contextmanager
@@ -39,31 +37,31 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 
 def read_listed(file: File, directory: int, *, most: int) -> bytes:
-    """Return the content of a file of the manifest, which has its size and digest. Raises FileOdd, DigestUnknown, …"""
+    """Return the content of a file of the manifest, which has its size and digest. Raises FileUnreadable, …"""
     if file.size > most:
-        raise FileOdd(f"{file.name}: {file.size} bytes, at most {most} are accepted")
+        raise FileUnreadable(f"{file.name}: {file.size} bytes, at most {most} are accepted")
     content = read_plain(file.name, directory=directory, most=most)
     require_listed(file, content)
     return content
 
 
 def require_listed(file: File, content: bytes) -> None:
-    """Raise FileOdd unless `content` has the size and digest of the manifest."""
+    """Raise FileUnreadable unless `content` has the size and digest of the manifest."""
     digest = digest_for(file)
     digest.update(memoryview(content))
     require_same(file, len(content), digest.text())
 
 
 def require_same(file: File, size: int, digest: str) -> None:
-    """Raise FileOdd unless size and digest are those of the manifest."""
+    """Raise FileUnreadable unless size and digest are those of the manifest."""
     if size != file.size:
-        raise FileOdd(f"{file.name}: {size} bytes found, {file.size} expected")
+        raise FileUnreadable(f"{file.name}: {size} bytes found, {file.size} expected")
     if digest != file.digest:
-        raise FileOdd(f"{file.name}: digest {digest} found, {file.digest} expected")
+        raise FileUnreadable(f"{file.name}: digest {digest} found, {file.digest} expected")
 
 
 def pieces_of(fd: int, name: str, size: int) -> Iterator[memoryview]:
-    """Yield the `size` bytes of an open file. Raises FileOdd if it has another size, or changes it meanwhile."""
+    """Yield the `size` bytes of an open file. Raises FileUnreadable if it has another size, or changes it meanwhile."""
     buffer = memoryview(bytearray(CHUNK))
     done = 0
     while count := os.readv(fd, [buffer[: min(CHUNK, size + 1 - done)]]):
@@ -72,7 +70,7 @@ def pieces_of(fd: int, name: str, size: int) -> Iterator[memoryview]:
             break
         yield buffer[:count]
     if done != size:
-        raise FileOdd(f"{name}: {'longer' if done > size else 'shorter'} than {size} bytes")
+        raise FileUnreadable(f"{name}: {'longer' if done > size else 'shorter'} than {size} bytes")
 
 
 class StreamDigest:
@@ -105,7 +103,7 @@ class StreamDigest:
 
 
 def digest_for(file: File) -> StreamDigest:
-    """Return an empty digest of the kind that the manifest has of the file. Raises DigestUnknown and VramError."""
+    """Return an empty digest of the kind that the manifest has of the file. Raises FileUnreadable and VramError."""
     return StreamDigest(form_of(file.digest))
 
 

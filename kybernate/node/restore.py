@@ -24,15 +24,14 @@ from kybernate.node.ahead import reading_ahead
 from kybernate.node.containerd import Containerd, ContainerdRefused, described
 from kybernate.node.failure import Failure, Refused
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.reading import FileOdd, opened_directory, read_listed, require_listed
+from kybernate.node.reading import opened_directory, read_listed, require_listed
 from kybernate.node.stdio import TaskStreams
-from kybernate_shim import bounded_json
-from kybernate_shim.checkpoint.image.digests import DigestUnknown
+from kybernate_shim import bounded_json, errors
+from kybernate_shim.checkpoint.image.digests import FileUnreadable
 from kybernate_shim.checkpoint.image.encrypted import read_file
 from kybernate_shim.checkpoint.image.manifest import SAVED_SPEC, File
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image
 from kybernate_shim.messages.any import OCI_SPEC, pack_json
-from kybernate_shim.trust.keys import KeyUnusable
 from kybernate_shim.undo import Undo
 from kybernate_shim.vram_io.errors import VramError
 
@@ -92,9 +91,9 @@ def saved_spec(checkpoint: Image, encryption_key: Path | None = None) -> dict[st
         )
     try:
         spec = bounded_json.parse(_listed(checkpoint, file, encryption_key), most_bytes=MOST_SPEC)
-    except (FileOdd, DigestUnknown, VramError, OSError, ValueError, RecursionError) as error:
+    except (FileUnreadable, VramError, OSError, ValueError, RecursionError) as error:
         raise Refused(f"{checkpoint.path}: {SAVED_SPEC} cannot be used: {error}", advice=SPEC_MISSING_ADVICE) from error
-    except (KeyUnusable, CheckpointInvalid) as error:
+    except (errors.Refused, CheckpointInvalid) as error:
         raise Refused(f"{checkpoint.path}: {SAVED_SPEC} cannot be decrypted: {error}", advice=KEY_ADVICE) from error
     if not isinstance(spec, dict):
         raise Refused(f"{checkpoint.path / SAVED_SPEC} is not an OCI spec", advice=SPEC_MISSING_ADVICE)

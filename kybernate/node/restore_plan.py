@@ -15,7 +15,7 @@ from kybernate.node.audited import audit, image_ref
 from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Missing, Refused
 from kybernate.node.spec import for_restore, with_requester
-from kybernate.node.trusted import ImageUntrusted, require_named, require_trusted
+from kybernate.node.trusted import require_named, require_trusted
 from kybernate_shim.checkpoint.compat import FORCE
 from kybernate_shim.checkpoint.image.manifest import Source
 from kybernate_shim.checkpoint.image.requested import OPERATION
@@ -50,7 +50,7 @@ def namespace_for(source: Source, wish: RestoreWish) -> str:
 
 
 def trusted_spec(image: Image) -> dict[str, Any]:
-    """Return the saved spec of an image that may be restored. Raises ImageUntrusted, Refused, Failure."""
+    """Return the saved spec of an image that may be restored. Raises Refused, Failure."""
     config = Config.load()
     if not config.pod_may_use(RESTORE_FROM):
         raise Refused(
@@ -62,7 +62,7 @@ def trusted_spec(image: Image) -> dict[str, Any]:
         require_trusted(image, config)
         spec = with_requester(restoring.saved_spec(image, config.encryption_key), image.manifest.source)
         require_named(image, spec, config)
-    except ImageUntrusted as error:
+    except Refused as error:
         audit("restore", "refused", image_ref(image.path, image.manifest, image.digest), config, reason=str(error))
         raise
     return spec

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, Missing, Refused, TimedOut
 from kybernate.node.lookup import KnownContainer
 from kybernate_shim.address import socket_path
 from kybernate_shim.linux.process import has_ended
@@ -41,10 +41,6 @@ class ShimTooOld(Failure):
     advice = "a container keeps the shim that it was started with: start it again"
 
 
-class NoTask(Failure):
-    """The container has no processes: it was never started, or has ended."""
-
-
 class ShimGone(Failure):
     """No process listens on the socket of the container's shim, or its connection ended before the answer."""
 
@@ -52,25 +48,15 @@ class ShimGone(Failure):
 
 
 class ShimRefused(Failure):
-    """The shim answered a call with an error; `code` is ttrpc's name of it."""
+    """The shim answered a call with an error; `code` is ttrpc's name of it, CANCELED where a client cancelled it."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class ShimCancelled(ShimRefused):
-    """A client has cancelled the operation; the message says by whom, and how the container is now."""
-
-
 class NothingToCancel(ShimRefused):
     """The operation that was to be cancelled does not run: it has ended, or the shim does not know it."""
-
-
-class ShimTooSlow(Failure):
-    """The shim has not answered in time."""
-
-    advice = "`kybernate status CONTAINER` shows what it is doing"
 
 
 class Shim:
@@ -78,7 +64,7 @@ class Shim:
 
     With an `operation` in its request, a checkpoint, suspend or resume is the caller's own of that name: a second
     request, after a connection that broke, waits for the same end or gets the same answer. One that was cancelled
-    raises ShimCancelled.
+    raises ShimRefused with the code CANCELED.
     """
 
     def __init__(self, client: Client, container: KnownContainer) -> None:
@@ -122,7 +108,7 @@ class Shim:
         request = wire.CancelRequest(id=id, operation=operation)
         try:
             return await self._call("Cancel", request, wire.CancelResponse, timeout=timeout)
-        except NoTask as error:
+        except Missing as error:
             raise NothingToCancel(str(error), code=Code.NOT_FOUND.name) from error
         except ShimRefused as error:
             if error.code != Code.FAILED_PRECONDITION.name:
@@ -141,7 +127,10 @@ class Shim:
         except RpcError as error:
             raise _translated(error, self._container) from error
         except TimeoutError as error:
-            raise ShimTooSlow(f"the shim of {self._container.title} has not answered for {timeout:g} s") from error
+            raise TimedOut(
+                f"the shim of {self._container.title} has not answered for {timeout:g} s",
+                advice="`kybernate status CONTAINER` shows what it is doing",
+            ) from error
         except ConnectionError as error:
             raise ShimGone(f"the shim of {self._container.title} ended before it answered: {error}") from error
 
@@ -150,7 +139,7 @@ class Shim:
 async def shim_of(container: KnownContainer, address: str) -> AsyncIterator[Shim]:
     """Connect to the shim of `container`, whose containerd listens on `address`.
 
-    Raises NoTask, NotKybernate, ShimGone and Refused; calls raise ShimTooOld as well.
+    Raises Missing, NotKybernate, ShimGone and Refused; calls raise ShimTooOld as well.
     """
     try:
         client = await Client.connect(str(socket_of(container, address)), timeout=CONNECT_SECONDS)
@@ -240,7 +229,7 @@ def named_kybernate(container: KnownContainer) -> bool:
 
 def _unconnected(container: KnownContainer, error: OSError) -> Failure:
     if not container.live:
-        return NoTask(
+        return Missing(
             f"container {container.title} has no processes: {life_of(container)}",
             advice=f"start it, for example with `ctr -n {container.namespace} task start {container.id}`",
         )
@@ -263,7 +252,5 @@ def _translated(error: RpcError, container: KnownContainer) -> Failure:
             f" ({error.message})"
         )
     if error.code == Code.NOT_FOUND:
-        return NoTask(f"container {container.title} is unknown to its shim: {error.message}")
-    if error.code == Code.CANCELED:
-        return ShimCancelled(error.message, code=error.code.name)
+        return Missing(f"container {container.title} is unknown to its shim: {error.message}")
     return ShimRefused(error.message, code=error.code.name)

@@ -32,9 +32,10 @@ from kybernate_shim.address import GROUP_ANNOTATIONS
 from kybernate_shim.checkpoint.criu.claim import USERS_ANNOTATION
 from kybernate_shim.checkpoint.image.manifest import Source
 from kybernate_shim.checkpoint.image.requested import OPERATION
+from kybernate_shim.errors import Refused
 from kybernate_shim.oci.annotations import RESTORE_FROM
 from kybernate_shim.oci.spec import CDI_ANNOTATION, GPU_HOOKS, Spec
-from kybernate_shim.trust.places import PlaceUntrusted, require_private
+from kybernate_shim.trust.places import require_private
 from kybernate_shim.trust.requester import (
     CONTAINER_NAME,
     CONTAINER_TYPE,
@@ -170,7 +171,7 @@ def _is_fixed(path: Path) -> bool:
         return False
     try:
         require_private(path.parent)
-    except (PlaceUntrusted, OSError):
+    except (Refused, OSError):
         return False
     return True
 

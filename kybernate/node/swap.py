@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import NothingToCancel, Shim, ShimCancelled, shim_of
+from kybernate.node.shim import NothingToCancel, Shim, ShimRefused, shim_of
 from kybernate_shim.messages.shim_pb2 import ResumeRequest, ResumeResponse, SuspendRequest, SuspendResponse
 
 BEGIN_SECONDS = 2.0
@@ -104,9 +104,9 @@ async def _begun(shim: Shim, id: str, task: asyncio.Task[ResumeResponse]) -> Non
 async def _fate(came: asyncio.Task[ResumeResponse], back: KnownContainer) -> str:
     try:
         await came
-    except ShimCancelled:
-        return f"{back.title} stays suspended"
     except Failure as error:
+        if isinstance(error, ShimRefused) and error.code == "CANCELED":
+            return f"{back.title} stays suspended"
         return f"{back.title} stays suspended: {error}"
     return f"{back.title} is resumed nevertheless, and runs"
 

@@ -13,31 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
+from kybernate_shim import errors
 from kybernate_shim.checkpoint.image.genuine import STRONG
-from kybernate_shim.checkpoint.image.locate import ImageForbidden, locate
+from kybernate_shim.checkpoint.image.locate import locate
 from kybernate_shim.checkpoint.image.manifest import NAME, Manifest
 from kybernate_shim.checkpoint.image.requested import Wanted
-from kybernate_shim.checkpoint.image.signature import ImageForeign, signer_of
+from kybernate_shim.checkpoint.image.signature import signer_of
 from kybernate_shim.checkpoint.image.store import CheckpointNotFound, Image
 from kybernate_shim.config import Config
 from kybernate_shim.oci.spec import Spec
-from kybernate_shim.trust.keys import NODE_KEY, SHARED, Key, KeyRing, KeyUnusable, key_files, read_key
-from kybernate_shim.trust.places import OPEN, WRITABLE, PlaceUntrusted, require_private
+from kybernate_shim.trust.keys import NODE_KEY, SHARED, Key, KeyRing, key_files, read_key
+from kybernate_shim.trust.places import OPEN, WRITABLE, require_private
 from kybernate_shim.trust.requester import requester_of
 
 Fault = Literal["", "unsigned", "unknown key", "changed"]
 KeyKind = Literal["node", "retired", "shared"]
-
-
-class ImageUntrusted(Failure):
-    """The image is not restored before an administrator has examined it."""
-
-
-class KeysUnreadable(Failure):
-    """The directory of the keys cannot be listed, so no signature can be checked."""
-
-    advice = "run as root"
 
 
 @dataclass(frozen=True)
@@ -79,12 +70,14 @@ class Openness:
 
 
 def known_keys(config: Config) -> list[KeyFile]:
-    """Return all key files of this node, usable or not, the one that signs first. Raises KeysUnreadable."""
+    """Return all key files of this node, usable or not, the one that signs first. Raises Refused."""
     shared: list[tuple[Path, KeyKind]] = [(config.shared_key, "shared")] if config.shared_key else []
     try:
         own = key_files(config.key_directory)
     except OSError as error:
-        raise KeysUnreadable(f"the keys in {config.key_directory} cannot be listed: {error.strerror}") from error
+        raise Refused(
+            f"the keys in {config.key_directory} cannot be listed: {error.strerror}", advice="run as root"
+        ) from error
     kinds: list[tuple[Path, KeyKind]] = [(path, _kind(path)) for path in own]
     return [_key_file(path, kind) for path, kind in (*shared, *kinds)]
 
@@ -106,7 +99,7 @@ def signature_of(image: Image, ring: KeyRing) -> Signed:
     id = image.manifest.signature.key
     try:
         return Signed(id, signer_of(image.content, image.manifest, ring))
-    except ImageForeign as error:
+    except errors.Refused as error:
         fault: Fault = "unsigned" if not id else "changed" if ring.find(id) else "unknown key"
         return Signed(id, None, fault, str(error))
 
@@ -118,7 +111,7 @@ def openness_of(directory: Path, manifest: Manifest, name: str = NAME) -> Openne
     """
     try:
         require_private(directory)
-    except PlaceUntrusted as error:
+    except errors.Refused as error:
         return Openness(readable=True, changeable=True, reason=str(error))
     status = directory.lstat()
     shut = not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH)  # then no mode of a file in it matters to others
@@ -139,23 +132,23 @@ def weak_files(manifest: Manifest) -> list[str]:
 
 
 def require_trusted(image: Image, config: Config) -> Key:
-    """Return the key that has signed the image; it and its place can be relied on. Raises ImageUntrusted and OSError.
+    """Return the key that has signed the image; it and its place can be relied on. Raises Refused and OSError.
 
     The digests of an image of another node must hold against a forger, because other hands may have had the files.
     """
     advice = f"`kybernate import {image.path}` examines the image, and signs it if you confirm"
     signed = signature_of(image, ring_of(known_keys(config)))
     if signed.key is None:
-        raise ImageUntrusted(f"{image.path}: {signed.reason}", state="nothing was created", advice=advice)
+        raise Refused(f"{image.path}: {signed.reason}", state="nothing was created", advice=advice)
     openness = openness_of(image.path, image.manifest, image.manifest_name)
     if openness.changeable:
-        raise ImageUntrusted(
+        raise Refused(
             f"{image.path}: other users can change the image: {openness.reason}",
             state="nothing was created",
             advice=advice,
         )
     if signed.key.shared and (weak := weak_files(image.manifest)):
-        raise ImageUntrusted(
+        raise Refused(
             f"{image.path}: {len(weak)} files, {weak[0]} among them, have digests that detect damage but not"
             " forgery, and a shared key has signed the image",
             state="nothing was created",
@@ -165,7 +158,7 @@ def require_trusted(image: Image, config: Config) -> Key:
 
 
 def require_named(image: Image, spec: Mapping[str, Any], config: Config) -> None:
-    """Refuse a pod's image that lies where the shim does not take it for the pod's. Raises ImageUntrusted.
+    """Refuse a pod's image that lies where the shim does not take it for the pod's. Raises Refused.
 
     The new container of a pod's image has a tenant's rights, and so the place of the image counts.
     """
@@ -174,8 +167,8 @@ def require_named(image: Image, spec: Mapping[str, Any], config: Config) -> None
         return
     try:
         locate(Wanted(str(image.path), "kybernate restore"), requester, config)
-    except (ImageForbidden, PlaceUntrusted, CheckpointNotFound) as error:
-        raise ImageUntrusted(
+    except (errors.Refused, CheckpointNotFound) as error:
+        raise Refused(
             str(error), state="nothing was created", advice=f"`kybernate import {image.path}` moves it to its place"
         ) from error
 
@@ -183,5 +176,5 @@ def require_named(image: Image, spec: Mapping[str, Any], config: Config) -> None
 def _key_file(path: Path, kind: KeyKind) -> KeyFile:
     try:
         return KeyFile(path, kind, read_key(path, shared=kind == "shared"))
-    except KeyUnusable as error:
+    except errors.Refused as error:
         return KeyFile(path, kind, None, str(error))

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kybernate.node.trusted import KeysUnreadable, known_keys, ring_of, signature_of
+from kybernate.node.failure import Refused
+from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate_shim.checkpoint.at_rest import unrestorable
 from kybernate_shim.checkpoint.image.manifest import NAME, ManifestInvalid, decode
-from kybernate_shim.checkpoint.image.store import Image, Problem, read_manifest, verify
+from kybernate_shim.checkpoint.image.store import Image, Problem, read_manifest
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyRing
 
@@ -24,7 +26,7 @@ SIGNATURE: Final = "signature"  # the kind of a problem
 def problems_with(directory: Path, config: Config, progress: Callable[[int, int], object]) -> list[Problem]:
     """Compare an image with its manifest, and that with its signature; return what is wrong, the worst first.
 
-    Raises CheckpointNotFound, CheckpointInvalid where the manifest cannot be read, and KeyUnusable.
+    Raises CheckpointNotFound, CheckpointInvalid where the manifest cannot be read, and Refused.
     """
     problems = verify(directory, progress, encryption_key=config.encryption_key)
     manifest, content = read_manifest(directory)
@@ -52,5 +54,5 @@ def signature_problem(image: Image, config: Config) -> str:
     """Return why no key that is valid here is known to have signed the image, "" where one has."""
     try:
         return signature_of(image, ring_of(known_keys(config))).reason
-    except KeysUnreadable as error:
+    except Refused as error:
         return f"not checked: {error}"

@@ -18,7 +18,7 @@ from kybernate.proxy.settings import Model
 
 KINDS: Final = ("container",)
 LASTS_SECONDS: Final = 15.0  # of a report, three times as long as until the next one
-ABSENT: Final = frozenset({"ContainerNotFound", "NoTask"})  # the agent's names of that fact
+ABSENT: Final = "Missing"  # the agent's name of that fact
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # between two tries to reach an agent that is being started again
 PHASES: Final = {  # by the state of its GPU memory; in all others its processes compute, or will without a wake
     "suspending": Phase.SUSPENDING,
@@ -89,7 +89,7 @@ class AgentModels:
                 if isinstance(error, AgentRefused) and error.code == "UNAVAILABLE":  # it is stopping, or just beginning
                     await asyncio.sleep(LONGEST_PAUSE)
                     continue
-                absent = getattr(error, "type", "") in ABSENT
+                absent = getattr(error, "type", "") == ABSENT
                 raise WakeFailed(str(error), absent=absent, state=error.state, advice=error.advice) from error
 
     async def suspend(self, model: Model, *, unless_used: bool) -> None:

@@ -15,7 +15,7 @@ import uvloop
 
 from kybernate.agent.notify import Notifier, forget
 from kybernate.client.asynchronous import AsyncAgent
-from kybernate.client.target import Tls
+from kybernate.client.contexts import Tls
 from kybernate.proxy import service, settings
 from kybernate.proxy.agent_models import AgentModels
 from kybernate.proxy.settings import Agent, Settings

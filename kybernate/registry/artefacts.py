@@ -7,7 +7,7 @@ none, because a checkpoint may just be filling it, unless the registry's file th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,8 +17,9 @@ from typing import Final
 
 from kybernate.node.failure import Failure
 from kybernate.node.images import FoundPlaces, ImagePlace, ListedImage, find_places, judged
+from kybernate.node.reading import OnProgress
 from kybernate.node.trusted import known_keys, ring_of
-from kybernate.registry.beside import Beside, BesideInvalid, read
+from kybernate.registry.beside import Beside, read
 from kybernate.registry.model import Annotations, Gpu, ImageRow, Replica, ReplicaState, damaged_key
 from kybernate_shim.checkpoint.image.manifest import NAME, REGISTRY, Manifest, Source, UsedGpu
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_manifest
@@ -29,7 +30,6 @@ from kybernate_shim.vram_io.files import lies_in_memory
 THREADS: Final = 8  # hide the latency of a disk; the interpreter runs one of them at a time
 LABELS_LOST: Final = "labels unreadable"  # a finding: the registry's file of the image cannot be used
 Stamp = tuple[tuple[int, int, int], ...]
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Artefacts:
         self._config = config
         self.node = node or this_node()
 
-    def scan(self, progress: Progress = lambda done, total: None, *, threads: int = THREADS) -> Scan:
+    def scan(self, progress: OnProgress = lambda done, total: None, *, threads: int = THREADS) -> Scan:
         """Look at all images; `progress` is called with the number of images, from this thread.
 
-        Raises Refused, KeysUnreadable, and Failure for more directories than are looked at.
+        Raises Refused and Failure for more directories than are looked at.
         """
         places = self._places()
         ring = self._ring
@@ -86,7 +86,7 @@ class Artefacts:
         return Scan(tuple(found), places.unreadable)
 
     def look(self, directory: Path) -> Found | None:
-        """Return the image in a directory as it is now, None where there is none. Raises KeysUnreadable."""
+        """Return the image in a directory as it is now, None where there is none. Raises Refused."""
         return self._look(self._place_of(directory), self._ring)
 
     def _places(self) -> FoundPlaces:
@@ -186,7 +186,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
 def _beside(directory: Path) -> tuple[Beside | None, str]:
     try:
         return read(directory), ""
-    except BesideInvalid as error:
+    except ValueError as error:
         return None, str(error)
 
 

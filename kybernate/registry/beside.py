@@ -19,7 +19,7 @@ from kybernate.node.failure import Invalid
 from kybernate.registry.failures import NotKeptBeside
 from kybernate.registry.model import LARGEST, Annotations, require_labels
 from kybernate_shim import bounded_json
-from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse
+from kybernate_shim.checkpoint.image.codec import field_invalid, from_json, parse
 from kybernate_shim.checkpoint.image.manifest import REGISTRY, REGISTRY_STAGING
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.plain_files import open_plain
@@ -27,10 +27,6 @@ from kybernate_shim.linux.plain_files import open_plain
 FORMAT = 1
 MOST_BYTES = 128 << 10
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-
-
-class BesideInvalid(Exception):
-    """The registry's file of an image cannot be used. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -98,20 +94,20 @@ def annotations_document(kept: Annotations) -> dict[str, Any]:
 
 
 def decode(content: bytes) -> Beside:
-    """Return what `encode` wrote. Raises BesideInvalid; `content` may come from anywhere."""
+    """Return what `encode` wrote. Raises ValueError; `content` may come from anywhere."""
     try:
         value = parse(content)
         format = value.get("format") if isinstance(value, dict) else None
         if isinstance(format, int) and format != FORMAT:
-            raise BesideInvalid(f"format {format} is not understood, only {FORMAT} is")
+            raise ValueError(f"format {format} is not understood, only {FORMAT} is")
         document = from_json(_Document, value)
         return Beside(document.image, _annotations(document), _time(document.verified), document.damage)
-    except (ValueError, FieldInvalid, Invalid, OverflowError, RecursionError) as error:
-        raise BesideInvalid(str(error)) from error
+    except (ValueError, Invalid, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def decode_annotations(text: str) -> Annotations:
-    """Return the annotations of a text whose sum has shown that it is one of ours. Raises BesideInvalid."""
+    """Return the annotations of a text whose sum has shown that it is one of ours. Raises ValueError."""
     try:
         document = bounded_json.parse(text)
         return Annotations(
@@ -125,14 +121,14 @@ def decode_annotations(text: str) -> Annotations:
             document.get("generation"),
         )
     except (ValueError, TypeError, LookupError) as error:
-        raise BesideInvalid(f"{type(error).__name__}: {error}") from error
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _annotations(document: _Document) -> Annotations:
     labels = {label.name: label.value for label in document.labels}
     require_labels(labels)
     if max(document.revision, document.generation or 0) > LARGEST:
-        raise FieldInvalid("revision", f"more than {LARGEST}")
+        raise field_invalid("revision", f"more than {LARGEST}")
     return Annotations(
         document.revision,
         labels,
@@ -146,28 +142,28 @@ def _annotations(document: _Document) -> Annotations:
 
 
 def read(directory: Path) -> Beside | None:
-    """Return what is kept with an image, None where nothing does. Raises BesideInvalid."""
+    """Return what is kept with an image, None where nothing does. Raises ValueError."""
     try:
         fd = open_plain(directory / REGISTRY, most=MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BesideInvalid(f"{directory / REGISTRY}: {error.strerror}") from error
+        raise ValueError(f"{directory / REGISTRY}: {error.strerror}") from error
     try:
         status = os.fstat(fd)
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & WRITABLE:
-            raise BesideInvalid(
+            raise ValueError(
                 f"{directory / REGISTRY} belongs to uid {status.st_uid} and has mode {status.st_mode & 0o7777:04o}"
             )
         content = os.read(fd, MOST_BYTES)
     except OSError as error:
-        raise BesideInvalid(f"{directory / REGISTRY}: {error.strerror}") from error
+        raise ValueError(f"{directory / REGISTRY}: {error.strerror}") from error
     finally:
         os.close(fd)
     try:
         return decode(content)
-    except BesideInvalid as error:
-        raise BesideInvalid(f"{directory / REGISTRY}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{directory / REGISTRY}: {error}") from error
 
 
 def write(directory: Path, beside: Beside) -> None:
@@ -192,7 +188,7 @@ def stored(directory: Path, id: str) -> Beside:
     """Return what is kept with the image of that id, and an empty one for what cannot be used."""
     try:
         found = read(directory)
-    except BesideInvalid:
+    except ValueError:
         found = None
     return found if found is not None and found.image == id else Beside(id)
 

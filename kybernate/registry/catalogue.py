@@ -17,9 +17,10 @@ from sqlalchemy import Connection
 
 from kybernate.node.failure import Ambiguous, Missing, Refused
 from kybernate.node.naming import is_place, meant
+from kybernate.node.reading import OnProgress
 from kybernate.registry import changes, queries
 from kybernate.registry import rebuild as rebuilding
-from kybernate.registry.artefacts import Artefacts, Progress, this_node
+from kybernate.registry.artefacts import Artefacts, this_node
 from kybernate.registry.beside import Beside, keep, newest, stored, write
 from kybernate.registry.database import RETRY_SECONDS, Database
 from kybernate.registry.failures import IMAGE_NOT_REGISTERED_ADVICE, NotKeptBeside
@@ -215,11 +216,11 @@ class Catalogue:
 
     # ---- the registry as an index
 
-    def rebuild(self, artefacts: Artefacts, progress: Progress = lambda done, total: None) -> rebuilding.Outcome:
+    def rebuild(self, artefacts: Artefacts, progress: OnProgress = lambda done, total: None) -> rebuilding.Rebuilt:
         """Make the rows of a node again from its artefacts; see rebuild.py."""
         return rebuilding.rebuild(self.database, artefacts, progress)
 
-    def check(self, artefacts: Artefacts, progress: Progress = lambda done, total: None) -> rebuilding.Outcome:
+    def check(self, artefacts: Artefacts, progress: OnProgress = lambda done, total: None) -> rebuilding.Rebuilt:
         """Return where the registry differs from a node's artefacts."""
         return rebuilding.check(self.database, artefacts, progress)
 

@@ -17,8 +17,9 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
+from kybernate.node.reading import OnProgress
 from kybernate.registry import changes, queries
-from kybernate.registry.artefacts import Artefacts, Found, Progress, Scan, unchanged
+from kybernate.registry.artefacts import Artefacts, Found, Scan, unchanged
 from kybernate.registry.beside import keep, newest
 from kybernate.registry.database import Database
 from kybernate.registry.failures import NotKeptBeside
@@ -41,7 +42,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Rebuilt:
     """What a rebuild or a check has found. `images` counts the node's; `damaged` those that cannot be restored.
 
     `unwritten` are reasons why annotations could not be kept with images; `unreadable` are directories below which
@@ -93,11 +94,11 @@ class _Plan:
         yield from (Difference("not kept with it", str(directory)) for directory, _, _ in self.beside)
 
 
-def rebuild(database: Database, artefacts: Artefacts, progress: Progress = lambda done, total: None) -> Outcome:
-    """Make the node's rows again. Raises Refused, KeysUnreadable, Failure; nothing is changed then."""
+def rebuild(database: Database, artefacts: Artefacts, progress: OnProgress = lambda done, total: None) -> Rebuilt:
+    """Make the node's rows again. Raises Refused, Failure; nothing is changed then."""
     scan = artefacts.scan(progress)
 
-    def work(connection: Connection) -> Outcome:
+    def work(connection: Connection) -> Rebuilt:
         plan, found = _planned(connection, artefacts, scan, lock=True)
         outcome = _outcome(plan, found, scan)
         if plan.beside:
@@ -111,21 +112,21 @@ def rebuild(database: Database, artefacts: Artefacts, progress: Progress = lambd
     return database.write(work, node=artefacts.node, alone=True)
 
 
-def check(database: Database, artefacts: Artefacts, progress: Progress = lambda done, total: None) -> Outcome:
+def check(database: Database, artefacts: Artefacts, progress: OnProgress = lambda done, total: None) -> Rebuilt:
     """Compare the node's rows with its artefacts, and change nothing. Raises as `rebuild`."""
     scan = artefacts.scan(progress)
 
-    def work(connection: Connection) -> Outcome:
+    def work(connection: Connection) -> Rebuilt:
         plan, found = _planned(connection, artefacts, scan, lock=False)
         return _outcome(plan, found, scan)
 
     return database.read(work)
 
 
-def _outcome(plan: _Plan, found: Sequence[Found], scan: Scan) -> Outcome:
+def _outcome(plan: _Plan, found: Sequence[Found], scan: Scan) -> Rebuilt:
     damaged = sum(one.replica.state == "damaged" for one in found)
     differences = sorted(plan.differences(), key=lambda one: (one.subject, one.kind))
-    return Outcome(len(found), damaged, tuple(differences), scan.unreadable)
+    return Rebuilt(len(found), damaged, tuple(differences), scan.unreadable)
 
 
 def _planned(connection: Connection, artefacts: Artefacts, scan: Scan, *, lock: bool) -> tuple[_Plan, list[Found]]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-from kybernate.registry.beside import BesideInvalid, annotations_document, decode_annotations
+from kybernate.registry.beside import annotations_document, decode_annotations
 from kybernate.registry.model import (
     LARGEST,
     Annotations,
@@ -137,7 +137,7 @@ def known_annotations(record: Mapping[str, Any]) -> Annotations | None:
         return None
     try:
         return decode_annotations(text)
-    except BesideInvalid:
+    except ValueError:
         return None
 
 

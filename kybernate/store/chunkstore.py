@@ -7,8 +7,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
+from kybernate.node.failure import NoImage
 from kybernate.store import header
-from kybernate.store.errors import ImageNotStored, ObjectMissing, StoreInvalid
+from kybernate.store.errors import ObjectMissing, StoreInvalid
 from kybernate.store.format import pack as packs
 from kybernate.store.format import recipe as recipes
 from kybernate.store.format.pack import Place
@@ -66,7 +67,7 @@ class ChunkStore:
             yield found
 
     async def recipe(self, namespace: str, id: str) -> Recipe:
-        """Return an image's recipe. Raises ImageNotStored, and StoreInvalid where it was changed."""
+        """Return an image's recipe. Raises NoImage, and StoreInvalid where it was changed."""
         return await self.recipe_of(recipes.object_name(namespace, id))
 
     async def recipe_of(self, name: str) -> Recipe:
@@ -74,7 +75,7 @@ class ChunkStore:
         try:
             content = await self.objects.get(name, most=recipes.MOST_BYTES)
         except ObjectMissing as error:
-            raise ImageNotStored(f"the store has no image {name.removeprefix(recipes.PREFIX + '/')}") from error
+            raise NoImage(f"the store has no image {name.removeprefix(recipes.PREFIX + '/')}") from error
         found = await asyncio.to_thread(recipes.decode, self.key, content)
         if recipes.object_name(found.namespace, found.id) != name:
             raise StoreInvalid(f"{name} holds the recipe of another image, {found.namespace}/{found.id}")
@@ -85,7 +86,7 @@ class ChunkStore:
         async for stored in self.images(namespace):
             try:
                 recipe = await self.recipe_of(stored.name)
-            except ImageNotStored:
+            except NoImage:
                 continue  # removed since it was listed
             except StoreInvalid as error:
                 broken(stored.name, str(error))

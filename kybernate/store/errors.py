@@ -52,10 +52,6 @@ class ImageDamaged(Failure):
     )
 
 
-class ImageNotStored(Failure):
-    """The store has no complete image of that name."""
-
-
 def first_of(error: Exception) -> Exception:
     """Return the error itself, and of those of several requests that ran in parallel, the first."""
     while isinstance(error, ExceptionGroup):

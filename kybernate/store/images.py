@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, NoImage, Refused
 from kybernate.store import source, writer
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ChunkDamaged, ImageNotStored, StoreInvalid, first_of
+from kybernate.store.errors import ChunkDamaged, StoreInvalid, first_of
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.order import ordered
 from kybernate.store.reader import Sink, fetch
@@ -32,7 +32,7 @@ async def put(store: ChunkStore, directory: Path, transfer: Transfer) -> Recipe:
     source = image.manifest.source
     try:
         known = await store.recipe(source.namespace, image.manifest.id)
-    except (ImageNotStored, StoreInvalid):
+    except (NoImage, StoreInvalid):
         pass  # what cannot be read is replaced
     else:
         require_same(known, image.content)

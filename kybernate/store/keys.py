@@ -14,10 +14,11 @@ from pathlib import Path
 import blake3
 
 from kybernate.store.errors import StoreInvalid
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.linux.private_files import make_directory
-from kybernate_shim.trust.places import PlaceUntrusted, require_private
+from kybernate_shim.trust.places import require_private
 
 KEY_BYTES = 32
 CONTEXT = "kybernate store v1 "  # of BLAKE3's key derivation, before the purpose
@@ -63,7 +64,7 @@ def read_key(path: Path, *, encrypted: bool = False) -> StoreKey:
         require_private(path.parent)
         with os.fdopen(open_plain(path, most=KEY_BYTES + 1), "rb") as file:
             status, content = os.fstat(file.fileno()), file.read()
-    except (OSError, PlaceUntrusted) as error:
+    except (OSError, Refused) as error:
         raise StoreInvalid(f"the store's key {path} cannot be used: {error}") from error
     if status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid()):
         raise StoreInvalid(f"the store's key {path} is open to other users", advice=f"chmod 600 {path}")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from kybernate.node.failure import Failure
+from typing import Final
+
+from kybernate.node.failure import Ambiguous, NoImage
 from kybernate.node.naming import Names, listed, meant, names_of
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
 
-
-class NotInStore(Failure):
-    """The store has no image of that name, or several."""
-
-    advice = "`kybernate store ls` lists what it has"
-    several = False
+NOT_IN_STORE_ADVICE: Final = "`kybernate store ls` lists what it has"
 
 
 async def named_object(store: ChunkStore, name: str) -> tuple[str, str]:
     """Return the object of the recipe that a name means, and its image's name.
 
-    The name of an object means itself, also where it holds no recipe. Raises NotInStore.
+    The name of an object means itself, also where it holds no recipe. Raises NoImage and Ambiguous.
     """
     if name.startswith(f"{recipes.PREFIX}/"):
         async for stored in store.images():
@@ -30,7 +27,10 @@ async def named_object(store: ChunkStore, name: str) -> tuple[str, str]:
 
 
 async def named_recipe(store: ChunkStore, name: str) -> Recipe:
-    """Return the recipe that a name means. For NAMESPACE/NAME, no other namespace is read. Raises NotInStore."""
+    """Return the recipe that a name means. For NAMESPACE/NAME, no other namespace is read.
+
+    Raises NoImage and Ambiguous.
+    """
     broken: dict[str, str] = {}
     first, slash, rest = name.partition("/")
     if slash and first == recipes.PREFIX and "/" in rest:
@@ -43,16 +43,14 @@ async def named_recipe(store: ChunkStore, name: str) -> Recipe:
     found = meant(name, known, names)
     if not found:
         others = "".join(f"; {object!r} cannot be read: {why}" for object, why in sorted(broken.items()))
-        raise NotInStore(f"the store has no image of the name {name!r}{others}")
+        raise NoImage(f"the store has no image of the name {name!r}{others}", advice=NOT_IN_STORE_ADVICE)
     if len(found) > 1:
         places = listed([f"{names(one).place}  {one.name}" for one in found])
-        error = NotInStore(
+        raise Ambiguous(
             f"{name!r} is the name of {len(found)} images:\n{places}",
             state="nothing was done",
             advice="name one of them by its id, or as images/NAMESPACE/ID",
         )
-        error.several = True
-        raise error
     return found[0]
 
 

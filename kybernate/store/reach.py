@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from kybernate.node.failure import NoImage
 from kybernate.store.chunkstore import Broken, ChunkStore
-from kybernate.store.errors import ImageNotStored, StoreInvalid
+from kybernate.store.errors import StoreInvalid
 from kybernate.store.format import recipe as recipe_format
 from kybernate.store.format.pack import Place
 from kybernate.store.format.recipe import Recipe
@@ -143,7 +144,7 @@ def stranded(store: ChunkStore) -> Iterator[tuple[str, Place]]:
 async def _recipe(store: ChunkStore, name: str, broken: Broken) -> Recipe | None:
     try:
         return await store.recipe_of(name)
-    except ImageNotStored:
+    except NoImage:
         return None  # removed since it was listed
     except StoreInvalid as error:
         broken(name, str(error))

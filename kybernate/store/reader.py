@@ -37,7 +37,7 @@ class Sink(Protocol):
         """Take over that these bytes are zeros."""
 
 
-Target = tuple[str, int]  # a file, and an offset in it
+FileOffset = tuple[str, int]  # a file, and an offset in it
 Has = Callable[[str, int, int], bool]  # file, offset, bytes
 
 
@@ -52,7 +52,7 @@ class Wanted:
     pack: str
     start: int
     length: int
-    chunks: tuple[tuple[Place, tuple[Target, ...]], ...]
+    chunks: tuple[tuple[Place, tuple[FileOffset, ...]], ...]
 
 
 async def fetch(
@@ -103,12 +103,12 @@ def _most(store: ChunkStore) -> int:
 
 def plan(
     places: Iterable[tuple[str, Place]],
-    targets: Mapping[bytes, Sequence[Target]],
+    targets: Mapping[bytes, Sequence[FileOffset]],
     *,
     most: Callable[[], int] = lambda: REQUEST_BYTES,
 ) -> Iterator[Wanted]:
     """Yield the requests for chunks in the given order, neighbours joined up to `most()` bytes."""
-    pack, start, end, chunks = "", 0, 0, list[tuple[Place, tuple[Target, ...]]]()
+    pack, start, end, chunks = "", 0, 0, list[tuple[Place, tuple[FileOffset, ...]]]()
     for name, place in places:
         near = name == pack and end <= place.offset <= end + GAP_BYTES
         if chunks and (not near or place.offset + place.stored - start > most()):
@@ -159,7 +159,7 @@ async def _content(store: ChunkStore, request: Wanted, transfer: Transfer) -> by
 
 
 async def _serve_damaged(
-    store: ChunkStore, pack: str, chunk: tuple[Place, tuple[Target, ...]], sink: Sink, transfer: Transfer
+    store: ChunkStore, pack: str, chunk: tuple[Place, tuple[FileOffset, ...]], sink: Sink, transfer: Transfer
 ) -> None:
     """Serve a chunk that was damaged in `pack`, or on the way, by another copy. Raises ChunkDamaged for all of them."""
     place, targets = chunk
@@ -199,7 +199,7 @@ class _Delivery:
     def __init__(self, store: ChunkStore, request: Wanted, sink: Sink) -> None:
         self._store, self._request, self._sink = store, request, sink
         self.done = self.taken = 0  # chunks; bytes
-        self.damaged: list[tuple[Place, tuple[Target, ...]]] = []
+        self.damaged: list[tuple[Place, tuple[FileOffset, ...]]] = []
 
     @property
     def rest(self) -> Wanted:
@@ -227,9 +227,9 @@ class _Delivery:
             self.done += 1
 
 
-def _targets(recipe: Recipe, wanted: set[str], have: Has) -> dict[bytes, list[Target]]:
+def _targets(recipe: Recipe, wanted: set[str], have: Has) -> dict[bytes, list[FileOffset]]:
     """Return where each chunk belongs, in the order in which they are needed first."""
-    targets: dict[bytes, list[Target]] = {}
+    targets: dict[bytes, list[FileOffset]] = {}
     for name, offset, size, id in _pieces(recipe, wanted):
         if id and not have(name, offset, size):
             targets.setdefault(id, []).append((name, offset))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from kybernate.store.format.chunks import Pages, cuts, cuts_by_address
-from kybernate_shim.checkpoint.criu.images import PAGEMAP, CriuImageInvalid, entries
+from kybernate_shim.checkpoint.criu.images import PAGEMAP, entries
 from kybernate_shim.checkpoint.image.manifest import Manifest
+from kybernate_shim.errors import Damaged
 from kybernate_shim.messages import criu_pb2 as criu
 
 
@@ -98,7 +99,7 @@ def _runs(directory: Path) -> dict[str, tuple[Pages, ...]]:
             head = next(entries(path, PAGEMAP, criu.PagemapHead, most=None, most_bytes=None))
             maps = entries(path, PAGEMAP, criu.Pagemap, head=1, most=None, most_bytes=None)
             runs = tuple(Pages(one.address, one.pages or one.short_pages) for one in maps)
-        except (CriuImageInvalid, StopIteration):
+        except (Damaged, StopIteration):
             continue
         found[f"pages-{head.pages_id}.img"] = runs
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Progress:
+class TransferProgress:
     """What a transfer has done. Bytes of the image; `sent_bytes` are those that went over the wire."""
 
     total_bytes: int = 0
@@ -30,8 +30,8 @@ class Transfer:
     parallel: int = 4
     level: int | None = 3  # of zstd; 0 never compresses, None goes by the speed of the connection
     bytes_per_second: float = 0.0
-    report: Callable[[Progress], object] = lambda progress: None
-    progress: Progress = field(default_factory=Progress)
+    report: Callable[[TransferProgress], object] = lambda progress: None
+    progress: TransferProgress = field(default_factory=TransferProgress)
     _free_at: float = 0.0
 
     def begins(self, total_bytes: int) -> None:

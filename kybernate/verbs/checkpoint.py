@@ -17,9 +17,9 @@ from kybernate.node.places import new_place, short_name
 from kybernate.node.restore import image_digest
 from kybernate.node.shim import Shim
 from kybernate.verbs.evidence import Whole
-from kybernate.verbs.model import Operation, Result, Target
+from kybernate.verbs.model import Operation, Result, Target, steps_of
 from kybernate.verbs.node import Node, of_containers, running
-from kybernate.verbs.of_shims import OfShim, steps_of
+from kybernate.verbs.of_shims import OfShim
 from kybernate.verbs.places import absolute, with_place
 from kybernate.verbs.probes import ProbeLimit, limit_by_probes
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME

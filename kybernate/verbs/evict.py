@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import NoImage
 from kybernate.store.movement.moving import evict
-from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Tier
+from kybernate.store.tiers.tier import Held, Ref, Tier
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
 from kybernate.verbs.node import Movement, Node
 from kybernate.verbs.places import between_tiers
@@ -53,7 +54,7 @@ async def remove(attempt: Attempt, tier: Tier, ref: Ref) -> None:
     others = movement.tiers.others(tier.name)
     try:
         held = await tier.find(ref)
-    except ImageNotInTier:
+    except NoImage:
         return
     await attempt.until_stopped(evict(ref, tier, others))
     await _gone(movement, tier, held)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kybernate.node.failure import Failure
-from kybernate.node.shim import NoTask
+from kybernate.node.failure import Failure, Missing
 from kybernate.verbs.errors import NODE_REBOOTED_ADVICE, fault_of
-from kybernate.verbs.model import Fault, Observation, Operation, Result, Seen, Step
-from kybernate.verbs.of_shims import steps_of
+from kybernate.verbs.model import Fault, Observation, Operation, Result, Seen, Step, steps_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.messages import shim_pb2 as wire
 
@@ -55,7 +53,7 @@ def judge(operation: Operation, found: Evidence) -> Observation:
         )
         return Observation(Seen.FAILED, "the node was restarted", fault=fault_of(error))
     if status is None:
-        gone = NoTask(f"container {operation.target.title} ended during the {operation.verb}: {found.problem}")
+        gone = Missing(f"container {operation.target.title} ended during the {operation.verb}: {found.problem}")
         return Observation(Seen.FAILED, "its container has no shim", fault=fault_of(gone))
     return Observation(Seen.ABSENT, "its shim does not know it")
 

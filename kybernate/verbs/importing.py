@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from kybernate.export.archives import manifest_in, unpack
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Invalid
 from kybernate.node.images import STAGING
-from kybernate.node.importing import NotImported, admit, examine, target_of
-from kybernate.node.privileges import SpecOdd, privileges_of
+from kybernate.node.importing import admit, examine, target_of
+from kybernate.node.privileges import privileges_of
 from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
 from kybernate.verbs.node import Node
@@ -55,7 +55,7 @@ class Import(Verb):
         known = inside or _is_signed(Image(source, manifest, content=content), config)
         claimed = manifest.source.namespace
         if claimed and not self.namespace and not known:
-            raise NotImported(
+            raise Failure(
                 f"{source} says that it is an image of namespace {claimed},"
                 " and no key that is valid here has signed it",
                 state="nothing was imported",
@@ -64,7 +64,7 @@ class Import(Verb):
         name = self.name or ("" if source.is_dir() else source.name.removesuffix(".tar"))
         place = target_of(source, name, self.namespace or claimed, config)
         if place != source and os.path.lexists(place):
-            raise NotImported(f"{place} exists", state="nothing was imported", advice="give another name, or remove it")
+            raise Failure(f"{place} exists", state="nothing was imported", advice="give another name, or remove it")
         holds = dict.fromkeys((held(source), held(place)))
         writes = str(place) if place != source else ""
         return Target(
@@ -98,14 +98,14 @@ class Import(Verb):
             namespace = self._namespace(target, config)
             claimed = requester_of(Spec(examined.spec)).namespace
             if claimed and not namespace:
-                raise NotImported(
+                raise Failure(
                     f"{source} is of a pod of namespace {claimed}",
                     state="nothing was imported",
                     advice=f"name the namespace whose pods may restore it: {claimed}",
                 )
             try:
                 privileges_of(examined.spec, examined.manifest)
-            except SpecOdd as error:
+            except Invalid as error:
                 raise Failure(f"{source}: {error}", state="nothing was imported") from error
             attempt.step("import")
             move = archived or source.is_relative_to(config.checkpoint_root)
@@ -128,7 +128,7 @@ def _unpack(attempt: Attempt, directory: Path) -> None:
         unpack(archive, directory, attempt.counted("unpack"))
     except (OSError, NoRoom) as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise NotImported(f"{archive} cannot be unpacked: {error}", state="nothing was imported") from error
+        raise Failure(f"{archive} cannot be unpacked: {error}", state="nothing was imported") from error
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -141,7 +141,7 @@ def _foreign_manifest(source: Path) -> tuple[Manifest, bytes]:
         content = read_plain(source / NAME, most=MOST_BYTES)
         return decode(content), content
     except (OSError, ManifestInvalid, RecursionError) as error:
-        raise NotImported(f"{source} is not a whole checkpoint image: {error}", state="nothing was imported") from error
+        raise Failure(f"{source} is not a whole checkpoint image: {error}", state="nothing was imported") from error
 
 
 def _is_signed(image: Image, config: Config) -> bool:

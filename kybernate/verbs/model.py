@@ -6,10 +6,10 @@ journalled. An `Operation` is the journal's record: both of them, and what has b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 DAY = 86400.0  # seconds
 LONGEST_TEXT = 2048  # characters of each text of an error that is kept
@@ -100,6 +100,11 @@ class Step:
     seconds: float = 0.0
     bytes: int = 0
     spared_bytes: int = 0
+
+
+def steps_of(steps: Iterable[Any]) -> tuple[Step, ...]:
+    """Return the steps of a shim's answer."""
+    return tuple(Step(step.name, step.seconds, step.bytes, step.spared_bytes) for step in steps)
 
 
 @dataclass(frozen=True)

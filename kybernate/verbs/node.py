@@ -16,7 +16,7 @@ from kybernate.verbs.room import OPEN, Room
 if TYPE_CHECKING:  # the extra `store`, and what takes long to load
     from kybernate.store.movement.turns import Turns
     from kybernate.store.tiers.tier import Held, Ref, Tier
-    from kybernate.store.transfer import Progress
+    from kybernate.store.transfer import TransferProgress
     from kybernate_shim.checkpoint.image.manifest import Source
 
 
@@ -86,7 +86,7 @@ class Arriving(Protocol):
     """Brings images that are not on the node."""
 
     def in_memory(
-        self, ref: Ref, restore: str, report: Callable[[Progress], object], *, stored: bool
+        self, ref: Ref, restore: str, report: Callable[[TransferProgress], object], *, stored: bool
     ) -> AbstractAsyncContextManager[Path]:
         """Bring an image for one restore, and yield its directory when that may begin."""
 
@@ -124,13 +124,14 @@ class Node:
 
 
 def running(node: Node, name: str, namespace: str) -> KnownContainer:
-    """Return the container that a name means. Raises NoTask, ContainerNotFound and Ambiguous."""
+    """Return the container that a name means. Raises Missing and Ambiguous."""
     with Containerd(node.address) as containerd:
         found = containerd.find(name, namespace)
     if not found.live:
-        from kybernate.node.shim import NoTask, life_of  # it loads the protocol of shims: see of_shims.py
+        from kybernate.node.failure import Missing
+        from kybernate.node.shim import life_of
 
-        raise NoTask(f"container {found.title} has no processes: {life_of(found)}")
+        raise Missing(f"container {found.title} has no processes: {life_of(found)}")
     return found
 
 

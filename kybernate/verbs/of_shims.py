@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kybernate.verbs.model import Observation, Operation, Result, Step, Target
+from kybernate.verbs.model import Observation, Operation, Result, Target, steps_of
 from kybernate.verbs.node import Node, of_containers, running
 from kybernate.verbs.room import Taker
 from kybernate.verbs.verb import Verb
@@ -80,8 +80,3 @@ def suspend_result(reply: shim_wire.SuspendResponse) -> Result:
         arena_reasons=tuple(reply.arena.reasons),
         steps=steps_of(reply.steps),
     )
-
-
-def steps_of(steps: Any) -> tuple[Step, ...]:
-    """Return a shim's steps."""
-    return tuple(Step(step.name, step.seconds, step.bytes, step.spared_bytes) for step in steps)

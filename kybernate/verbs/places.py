@@ -5,28 +5,26 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from kybernate.node.failure import Failure, Invalid
+from kybernate.node.failure import Invalid, NoImage
 from kybernate.node.filesystem import nearest_existing
 from kybernate.node.places import locate
 from kybernate.verbs.model import DISK, Target
 from kybernate.verbs.node import Node
 from kybernate_shim.checkpoint.image.manifest import NAME
 
-
-class ImageNotFound(Failure):
-    """There is no checkpoint image at the place."""
-
-    advice = "`kybernate images` lists what there is"
+IMAGE_NOT_FOUND_ADVICE: Final = "`kybernate images` lists what there is"
 
 
 def image_here(node: Node, name: str) -> Path:
-    """Return the directory of an image that exists. Raises ImageNotFound and Ambiguous."""
+    """Return the directory of an image that exists. Raises NoImage and Ambiguous."""
     name = absolute(name) if name.startswith("/") else name
     path = node.image_of(name) or locate(name)
     if not os.path.lexists(path / NAME):
-        raise ImageNotFound(f"no checkpoint image: {path} has no {NAME}", state="no operation was begun")
+        raise NoImage(
+            f"no checkpoint image: {path} has no {NAME}", state="no operation was begun", advice=IMAGE_NOT_FOUND_ADVICE
+        )
     return path
 
 

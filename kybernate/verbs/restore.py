@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node import rootfs
 from kybernate.node.containerd import Containerd, ContainerdUnreachable
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, NoImage, Refused
 from kybernate.node.lookup import ID_LENGTH, KnownContainer
 from kybernate.node.places import open_image
 from kybernate.node.restore import NotRestored, prepared, remove
@@ -26,12 +26,11 @@ from kybernate.node.stdio import into_log
 from kybernate.store.policy.model import Priority
 from kybernate.store.streaming import memory
 from kybernate.store.tiers.tier import Ref
-from kybernate.store.transfer import Progress
+from kybernate.store.transfer import TransferProgress
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
-from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target
+from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target, steps_of
 from kybernate.verbs.node import Elsewhere, Node
-from kybernate.verbs.of_shims import steps_of
-from kybernate.verbs.places import ImageNotFound, absolute, disk_of, held, image_here
+from kybernate.verbs.places import absolute, disk_of, held, image_here
 from kybernate.verbs.room import Taker
 from kybernate.verbs.verb import Verb
 from kybernate_shim.checkpoint.image.manifest import Source
@@ -63,7 +62,7 @@ class _Receiving:
         self._attempt, self._count = attempt, attempt.counted(RECEIVE)
         self._began, self._bytes, self._ended = time.monotonic(), 0, False
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: TransferProgress) -> None:
         """Take over the progress of the transfer. Raises OperationUndone where the operation is to end."""
         self._attempt.check()
         if not self._ended:
@@ -102,7 +101,7 @@ class Restore(Verb):
             absolute(self.log_path)
         try:
             path = self._image_here(node)
-        except ImageNotFound:
+        except NoImage:
             if (found := self._elsewhere(node)) is None:
                 raise
             return self._from_elsewhere(node, id, found)
@@ -185,9 +184,9 @@ class Restore(Verb):
         )
 
     def _image_here(self, node: Node) -> Path:
-        """Return the directory of the image on this node, where that is wanted. Raises ImageNotFound."""
+        """Return the directory of the image on this node, where that is wanted. Raises NoImage."""
         if self.from_store:
-            raise ImageNotFound(
+            raise NoImage(
                 f"the object store has no image {self.image}",
                 state="no operation was begun",
                 advice="`kybernate store ls` lists what it has; `store.url` in agent.toml names the store",

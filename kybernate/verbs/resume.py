@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate.verbs.model import Result
+from kybernate.verbs.model import Result, steps_of
 from kybernate.verbs.node import Node
-from kybernate.verbs.of_shims import OfShim, room_for, steps_of
+from kybernate.verbs.of_shims import OfShim, room_for
 from kybernate.verbs.verb import Verb
 from kybernate_shim.messages import shim_pb2 as shim_wire
 

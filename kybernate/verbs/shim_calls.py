@@ -6,18 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kybernate.node.containerd import Containerd, ContainerdUnreachable
-from kybernate.node.failure import Failure
-from kybernate.node.lookup import ContainerNotFound, KnownContainer
-from kybernate.node.shim import (
-    NoTask,
-    NothingToCancel,
-    ShimGone,
-    ShimRefused,
-    ShimTooSlow,
-    shim_of,
-    state_now,
-    watching,
-)
+from kybernate.node.failure import Failure, Missing, TimedOut
+from kybernate.node.lookup import CONTAINER_NOT_FOUND_ADVICE, KnownContainer
+from kybernate.node.shim import NothingToCancel, ShimGone, ShimRefused, shim_of, state_now, watching
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
 from kybernate.verbs.evidence import Evidence, judge
 from kybernate.verbs.model import Observation, Operation, Result
@@ -41,7 +32,7 @@ async def executed(verb: OfShim, attempt: Attempt) -> Result:
         attempt.check()
         async with shim_of(container, node.address) as shim, watching(shim, container.id, attempt.status):
             return await verb.call_shim(shim, container, attempt)
-    except (ShimGone, ShimTooSlow, ContainerdUnreachable) as error:
+    except (ShimGone, TimedOut, ContainerdUnreachable) as error:
         raise OutcomeUnknown(str(error)) from error
     except ShimRefused as error:
         if error.code == "CANCELED":
@@ -59,13 +50,13 @@ async def observed(verb: OfShim, node: Node, operation: Operation) -> Observatio
 
 
 async def container_of(node: Node, operation: Operation, id: str) -> KnownContainer:
-    """Return a container of the operation as it is now. Raises ContainerNotFound and ContainerdUnreachable."""
+    """Return a container of the operation as it is now. Raises Missing and ContainerdUnreachable."""
 
     def find() -> KnownContainer:
         with Containerd(node.address) as containerd:
             found = containerd.container(operation.target.namespace, id)
         if found is None:
-            raise ContainerNotFound(f"container {id} is gone")
+            raise Missing(f"container {id} is gone", advice=CONTAINER_NOT_FOUND_ADVICE)
         return found[0]
 
     return await asyncio.to_thread(find)
@@ -82,7 +73,7 @@ async def cancel_part(node: Node, operation: Operation, id: str, name: str, ende
         except NothingToCancel as error:
             if error.code == "FAILED_PRECONDITION":
                 return  # it has ended otherwise
-        except (NoTask, ContainerNotFound):
+        except Missing:
             return  # it has ended with its container
         try:  # the request is not with the shim yet
             async with asyncio.timeout(ASK_AGAIN_SECONDS):
@@ -92,12 +83,12 @@ async def cancel_part(node: Node, operation: Operation, id: str, name: str, ende
 
 
 async def status_of(node: Node, operation: Operation, id: str) -> Status:
-    """Return what a container's shim says, or why there is none. Raises ContainerdUnreachable, ShimTooSlow."""
+    """Return what a container's shim says, or why there is none. Raises ContainerdUnreachable, TimedOut."""
     try:
         container = await container_of(node, operation, id)
         async with shim_of(container, node.address) as shim:
             found = await shim.status(id)
-    except (ContainerdUnreachable, ShimTooSlow):
+    except (ContainerdUnreachable, TimedOut):
         raise
     except Failure as error:
         return None, str(error)

@@ -12,9 +12,9 @@ from kybernate.node.containerd import ContainerdUnreachable
 from kybernate.node.failure import Failure, Invalid
 from kybernate.node.swap import NotSwapped, SwapNames, swap
 from kybernate.verbs.errors import NODE_REBOOTED_ADVICE, OperationUndone, OutcomeUnknown, fault_of
-from kybernate.verbs.model import Observation, Operation, Result, Seen, Target
+from kybernate.verbs.model import Observation, Operation, Result, Seen, Target, steps_of
 from kybernate.verbs.node import Node, of_containers, running
-from kybernate.verbs.of_shims import room_for, steps_of, suspend_result
+from kybernate.verbs.of_shims import room_for, suspend_result
 from kybernate.verbs.shim_calls import Status, cancel_part, container_of, status_of
 from kybernate.verbs.verb import Verb
 from kybernate_shim.messages import shim_pb2 as shim_wire

@@ -16,7 +16,7 @@ from kybernate.verbs.places import disk_of, held, image_here
 from kybernate.verbs.verb import Verb
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, listed, read_image
 from kybernate_shim.config import Config
-from kybernate_shim.trust.keys import KeyUnusable
+from kybernate_shim.errors import Refused
 
 if TYPE_CHECKING:
     from kybernate.verbs.attempt import Attempt
@@ -45,7 +45,7 @@ def _verified(attempt: Attempt) -> Result:
     attempt.step("verify")
     try:
         problems = problems_with(path, Config.load(), attempt.counted("verify"))
-    except (CheckpointNotFound, CheckpointInvalid, KeyUnusable, OSError) as error:
+    except (CheckpointNotFound, CheckpointInvalid, Refused, OSError) as error:
         raise Failure(f"{path} cannot be verified: {error}") from error
     if problems:
         raise ImageDamaged(f"{path} cannot be restored, {len(problems)} problems: {listed(problems)}")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import Containerd
-from kybernate.node.failure import Refused
-from kybernate.node.lookup import ContainerNotFound, KnownContainer
-from kybernate.node.shim import NoTask, Shim
+from kybernate.node.failure import Missing, Refused
+from kybernate.node.lookup import KnownContainer
+from kybernate.node.shim import Shim
 from kybernate.verbs.model import Result, Target
 from kybernate.verbs.node import Node
 from kybernate.verbs.of_shims import OfShim
@@ -72,7 +72,7 @@ class Sleep(OfShim):
     def resolve(self, node: Node, id: str) -> Target:
         try:
             return super().resolve(node, id)
-        except (NoTask, ContainerNotFound):
+        except Missing:
             parked = node.parked(self.name)
             if parked is None:
                 raise

@@ -75,12 +75,8 @@ class ControlFailed(Exception):
         return self.code == -errno.EBUSY
 
 
-class ControlSilent(Exception):
-    """The library's thread does not answer: it is stopped, hangs in the driver, or the process has ended."""
-
-
-class ControlInvalid(Exception):
-    """The page does not look as the library makes it."""
+class ControlUnusable(Exception):
+    """The library's page is not as it makes it; or its thread is stopped, hangs in the driver or has ended."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +99,16 @@ class Control:
     """The control page of one process. Close it after use."""
 
     def __init__(self, pid: int, fd: int) -> None:
-        """Map the page behind `fd`. Raises ControlInvalid."""
+        """Map the page behind `fd`. Raises ControlUnusable."""
         self.pid = pid
         if os.fstat(fd).st_size != BYTES or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
-            raise ControlInvalid(f"the control page of process {pid} has another size, or may change it")
+            raise ControlUnusable(f"the control page of process {pid} has another size, or may change it")
         self._map = mmap.mmap(fd, BYTES)
         self._start = ctypes.c_char.from_buffer(self._map)
         magic, version = struct.unpack_from("<II", self._map)
         if (magic, version) != (MAGIC, VERSION):
             self.close()
-            raise ControlInvalid(f"the preload library of process {pid} has version {version}, {VERSION} is expected")
+            raise ControlUnusable(f"the preload library of process {pid} has version {version}, {VERSION} is expected")
 
     def __enter__(self) -> Control:
         return self
@@ -125,7 +121,7 @@ class Control:
         self._map.close()
 
     def blocks(self, first: int = 0, count: int = MOST_BLOCKS) -> list[Block]:
-        """Read the table's entries of a range that are in use, and in no thread's hands. Raises ControlInvalid."""
+        """Read the table's entries of a range that are in use, and in no thread's hands. Raises ControlUnusable."""
         end = min(self._word(USED), MOST_BLOCKS, first + count)
         table = self._map[TABLE_AT + first * BLOCK.size : TABLE_AT + max(first, end) * BLOCK.size]
         found = [self._block(index, *entry) for index, entry in enumerate(BLOCK.iter_unpack(table), first)]
@@ -136,9 +132,9 @@ class Control:
         if state in (BlockState.UNUSED, BlockState.BUSY):
             return None
         if state > max(BlockState) or not 0 < size <= MOST_BYTES or (size % GRAIN and not flags & PRIVATE):
-            raise ControlInvalid(f"block {index} of process {self.pid} has state {state} and {size} bytes")
+            raise ControlUnusable(f"block {index} of process {self.pid} has state {state} and {size} bytes")
         if not 0 <= device < MOST_DEVICES:
-            raise ControlInvalid(f"block {index} of process {self.pid} is on device {device}")
+            raise ControlUnusable(f"block {index} of process {self.pid} is on device {device}")
         return Block(index, address, size, BlockState(state), bool(flags & PRIVATE), device, descriptor)
 
     def imports(self) -> int:
@@ -162,7 +158,7 @@ class Control:
         """Have the library do something to the blocks from `first` on, and wait.
 
         A question that was given up may still be answered, so the next one waits for that. Raises ControlFailed and
-        ControlSilent.
+        ControlUnusable.
         """
         until = time.monotonic() + seconds
         self._await_answer(verb, until)
@@ -184,11 +180,11 @@ class Control:
             self._wake()  # the process that sent the request may have died before it woke the thread
             left = until - time.monotonic()
             if has_ended(self.pid):
-                raise ControlSilent(
+                raise ControlUnusable(
                     f"process {self.pid} has ended before its preload library answered {verb.name.lower()}"
                 )
             if left <= 0:
-                raise ControlSilent(f"the preload library of process {self.pid} does not answer {verb.name.lower()}")
+                raise ControlUnusable(f"the preload library of process {self.pid} does not answer {verb.name.lower()}")
             futex.wait(self._address(ANSWERED), answered, min(left, LOOK))
 
     def _wake(self) -> None:
@@ -234,7 +230,7 @@ def _memfds() -> int:
 def control_of(pid: int) -> Control | None:
     """Return the control page of a process, None where the library is not loaded or has taken nothing over.
 
-    Raises ControlInvalid, and OSError where we may not look.
+    Raises ControlUnusable, and OSError where we may not look.
     """
     try:
         found = _pages(pid)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 
-class ArenaFull(Exception):
-    """The arena, or a pod's share of it, has no room for the request; nothing was allocated."""
-
-
 class ArenaIncomplete(Exception):
     """The arena has room for blocks of a process, and not their bytes."""
 
@@ -22,13 +18,6 @@ class FillingEnded(Exception):
 
     def __init__(self, pid: int) -> None:
         super().__init__(f"process {pid}, which was reading the bytes from an image, has given up or ended")
-
-
-class ArenaInUse(Exception):
-    """An earlier job still works with the bytes of a process."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(f"an earlier job of the arena for process {pid} has not ended")
 
 
 class ArenaUnavailable(Exception):

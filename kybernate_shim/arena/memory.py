@@ -37,17 +37,12 @@ from pathlib import Path
 from kybernate_shim.arena import banks, records, tmpfs
 from kybernate_shim.arena.accounts import account_of, drop_copies
 from kybernate_shim.arena.banks import Bank, Room
-from kybernate_shim.arena.errors import (
-    ArenaFull,
-    ArenaIncomplete,
-    ArenaInUse,
-    ArenaUnavailable,
-    FillingEnded,
-)
+from kybernate_shim.arena.errors import ArenaIncomplete, ArenaUnavailable, FillingEnded
 from kybernate_shim.arena.extents import Extent, Kept, gaps, total, without_end
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import BlockPlan, Fate, PieceHashes, Update
 from kybernate_shim.arena.records import Filler, Record, read, read_number, write, write_number
+from kybernate_shim.errors import Busy, NoRoom
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.locks import held, lock_file, try_lock_file
 from kybernate_shim.linux.private_files import make_directory
@@ -171,7 +166,7 @@ class Memory:
     def claim(self, owner: ArenaOwner, blocks: Sequence[tuple[int, int, int]]) -> Update:
         """Find room for all of `blocks` (index, address, size), and record that `owner` has it: it is pending.
 
-        Copies of others give way, the oldest first. Raises ArenaFull with nothing changed.
+        Copies of others give way, the oldest first. Raises NoRoom with nothing changed.
         """
         return self.update(owner, blocks)
 
@@ -296,11 +291,11 @@ class Memory:
     def using(self, owner: ArenaOwner, seconds: float) -> Iterator[None]:
         """Read or write the bytes of `owner`, one job at a time; they stay its even if it ends meanwhile.
 
-        Waits so many seconds for an earlier job, of whichever process. Raises ArenaInUse.
+        Waits so many seconds for an earlier job, of whichever process. Raises Busy.
         """
         with held(try_lock_file(self._lock(owner), seconds=seconds)) as ours:
             if not ours:
-                raise ArenaInUse(owner.pid)
+                raise Busy(f"an earlier job of the arena for process {owner.pid} has not ended")
             yield
 
     def holders(self) -> dict[str, int]:
@@ -330,13 +325,13 @@ class Memory:
         """Return at least `wanted` free bytes, after dropping copies of others where that is needed for it."""
         taken = [*self._taken(), *stays]
         if (free := self._free(taken).bytes) < wanted:
-            raise ArenaFull(f"{wanted >> 20} MiB of VRAM do not fit into the arena, {free >> 20} MiB of it are free")
+            raise NoRoom(f"{wanted >> 20} MiB of VRAM do not fit into the arena, {free >> 20} MiB of it are free")
         copies = self._copies_by_age(owner)
         if self._share < 1:
             more = wanted + total(stays)
             held = sum(record.room_bytes for record in self._records(but=owner) if record.account == account)
             if held + more > self._limit:
-                raise ArenaFull(
+                raise NoRoom(
                     f"{more >> 20} MiB of VRAM do not fit into the share of {account} in the arena, which has"
                     f" {held >> 20} of {self._limit >> 20} MiB (gpu.arena_share)"
                 )

@@ -24,7 +24,7 @@ from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.run_directory import ARRIVING as MEMORY
 from kybernate_shim.steps import Step
-from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
+from kybernate_shim.vram_io.errors import VramError
 
 if TYPE_CHECKING:
     from kybernate_shim.vram_io.arrival import Arrival
@@ -80,7 +80,7 @@ def _arrival(image: Image) -> Arrival | None:
 
     try:
         return arrival_in(image.path)
-    except NotArrived as error:
+    except VramError as error:
         raise HeldFailed(f"{error}. Nothing was restored") from error
 
 
@@ -103,7 +103,7 @@ class Awaited:
         with self._operation.waiting(self.step, total, lambda: self._arrival.bytes_here):
             try:
                 await asyncio.to_thread(self._arrival.wait_all, self._stop.is_set)
-            except (NotArrived, CopyCancelled) as error:
+            except VramError as error:
                 raise HeldFailed(str(error)) from error
         self._operation.comes_from(self._arrival.source)  # another copy may have continued
 

@@ -13,17 +13,17 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from kybernate_shim.checkpoint import names
-from kybernate_shim.checkpoint.criu.images import CriuImageInvalid
 from kybernate_shim.checkpoint.image.manifest import SAVED_SPEC, Manifest
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Problem
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, evidence, unproven
-from kybernate_shim.checkpoint.rootfs.apply import MOST_ENTRIES, DiffInvalid, Headers
+from kybernate_shim.checkpoint.rootfs.apply import MOST_ENTRIES, Headers
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT
 from kybernate_shim.checkpoint.tree_tar import ENCODING
 from kybernate_shim.checkpoint.volumes.places import lost
+from kybernate_shim.errors import Damaged, Invalid
 from kybernate_shim.linux.plain_files import open_plain
-from kybernate_shim.oci.spec import Spec, SpecInvalid
+from kybernate_shim.oci.spec import Spec
 
 KIND: Final = "not restorable"
 NOWHERE: Final = "rootfs"  # no image has a directory
@@ -57,14 +57,14 @@ def unrestorable(directory: Path, manifest: Manifest) -> list[Problem]:
             wanted |= {name.other for name in known.links}
             found = evidence(directory, _root_of(directory / ROOTFS_DIFF, wanted), known, elsewhere)
         return [Problem("files.img", KIND, str(one)) for one in unproven(found)]
-    except (CriuImageInvalid, CheckpointInvalid, DiffInvalid) as error:
+    except (Damaged, CheckpointInvalid) as error:
         return [Problem("files.img", KIND, str(error))]
-    except SpecInvalid as error:
+    except Invalid as error:
         return [Problem(SAVED_SPEC, KIND, str(error))]
 
 
 def _lost(directory: Path, manifest: Manifest) -> dict[str, str]:
-    """Return the mounts of the pod's own volumes whose content is not in the image. Raises SpecInvalid.
+    """Return the mounts of the pod's own volumes whose content is not in the image. Raises Invalid.
 
     Destinations are those of the dumped container, whose root filesystem is not here for the links on their way.
     """
@@ -73,7 +73,7 @@ def _lost(directory: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def _root_of(tar: Path, wanted: Collection[str]) -> Root:
-    """Read what a diff has of the paths that are `wanted`, and of what is above them. Raises DiffInvalid."""
+    """Read what a diff has of the paths that are `wanted`, and of what is above them. Raises Damaged."""
     interesting = {str(place) for path in wanted for place in (PurePosixPath(path), *PurePosixPath(path).parents)}
     there: set[str] = set()
     deleted: set[str] = set()
@@ -84,7 +84,7 @@ def _root_of(tar: Path, wanted: Collection[str]) -> Root:
         ):
             for number, info in enumerate(archive):
                 if number >= MOST_ENTRIES:
-                    raise DiffInvalid(f"{tar}: more than {MOST_ENTRIES} entries")
+                    raise Damaged(f"{tar}: more than {MOST_ENTRIES} entries")
                 headers.next_entry()
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every entry in memory
                 place = PurePosixPath("/", info.name)
@@ -96,5 +96,5 @@ def _root_of(tar: Path, wanted: Collection[str]) -> Root:
                     there.add(str(place))
                     deleted.discard(str(place))
     except (tarfile.TarError, OSError, ValueError, EOFError, RecursionError) as error:
-        raise DiffInvalid(f"{tar}: {error}") from error
+        raise Damaged(f"{tar}: {error}") from error
     return DiffRoot(there, deleted - there)

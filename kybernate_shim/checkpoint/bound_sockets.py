@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
+from kybernate_shim.checkpoint.rootfs.overlay import Overlay, find_overlay
 from kybernate_shim.checkpoint.sockets import Socket
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.descriptors import mount_of
@@ -67,7 +67,7 @@ def without_directory(sockets: Iterable[Socket], init_pid: int, rootfs: Path) ->
         return []
     try:
         overlay = find_overlay(rootfs)
-    except RootfsUnsupported:
+    except Refused:
         return []
     return list(_without_directory(bound, init_pid, overlay)) if overlay.lower else []
 

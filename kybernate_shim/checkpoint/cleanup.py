@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from kybernate_shim.errors import Failed
 from kybernate_shim.linux.cgroup.cgroup import DECISIVE, Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, hierarchy_mounts
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
@@ -32,10 +33,6 @@ ROUND_SECONDS = 0.001
 PATIENCE_SECONDS = 1.0  # for the environment of one process of a tenant
 EXEC_SECONDS = 0.5  # longer than any exec takes that is not stuck
 MOST_ENVIRONMENT = 1 << 20  # bytes; the runtime's is the daemon's, and begins with what containerd was given
-
-
-class CleanupIncomplete(Exception):
-    """Something of a failed checkpoint or restore could not be cleared away. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Traces:
     work: str
 
     def end_programs(self, *, seconds: float = 5) -> None:
-        """Kill the runtime and CRIU and wait until they are gone. Raises CleanupIncomplete after `seconds`."""
+        """Kill the runtime and CRIU and wait until they are gone. Raises Failed after `seconds`."""
         deadline = time.monotonic() + seconds
         while pids := told_of(self.configuration, everywhere=False):
             _kill(pids, deadline)
@@ -60,7 +57,7 @@ class Traces:
     def clear_restore(self, *, seconds: float = 5) -> None:
         """Kill all that a restore has begun, and remove its mounts and cgroups; blocks.
 
-        Not for a container that ran before: this ends it. Raises CleanupIncomplete after `seconds`, and OSError.
+        Not for a container that ran before: this ends it. Raises Failed after `seconds`, and OSError.
         """
         deadline = time.monotonic() + seconds
         cgroup = Cgroup(*named(self.cgroups_path)) if self.cgroups_path else None
@@ -219,9 +216,9 @@ def scratch_mounts(work: str) -> list[Path]:
 
 
 def _kill(pids: Iterable[int], deadline: float) -> None:
-    """Send SIGKILL, and give those who must reap them a moment. Raises CleanupIncomplete beyond the deadline."""
+    """Send SIGKILL, and give those who must reap them a moment. Raises Failed beyond the deadline."""
     if time.monotonic() > deadline:
-        raise CleanupIncomplete(f"processes {', '.join(map(str, pids))} of a failed checkpoint or restore do not end")
+        raise Failed(f"processes {', '.join(map(str, pids))} of a failed checkpoint or restore do not end")
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -235,7 +232,7 @@ def _remove_cgroup(directory: Path, deadline: float) -> None:
     for inner, _, _ in os.walk(directory, topdown=False):
         while not _removed(Path(inner)):
             if time.monotonic() > deadline:
-                raise CleanupIncomplete(f"{inner} is still in use by processes that are ending")
+                raise Failed(f"{inner} is still in use by processes that are ending")
             time.sleep(POLL_SECONDS)
 
 

@@ -66,7 +66,7 @@ async def dump(
 
     With `hold`, it stays frozen and off its GPUs until that is over, and this returns when it runs on or has ended.
 
-    Raises Failed, Refused, TierFull, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
+    Raises Failed, Refused, NoRoom, CheckpointInvalid, TimeoutError or what the accelerator refuses; there is
     no image then, and the container continues. Raises NotBack where its GPU state could not be brought back, and
     Failed where CRIU has ended it too early; an image whose data was complete by then is finished and kept, since
     it is the best copy of the container.

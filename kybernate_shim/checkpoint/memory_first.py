@@ -33,7 +33,7 @@ from kybernate_shim.linux.threads import as_long_as_wanted, entered, to_the_end
 async def read_what_is_copied(target: Target, request: DumpRequest, plan: DumpPlan, operation: Operation) -> int:
     """Read the files that are copied while the container is frozen, and return how many bytes they have.
 
-    Those are the volumes' and the changed ones. Raises RootfsUnsupported and OSError.
+    Those are the volumes' and the changed ones. Raises Refused and OSError.
     """
     if not plan.volumes.volumes and not request.rootfs_diff:
         return 0

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse, to_json
+from kybernate_shim.checkpoint.image.codec import from_json, parse, to_json
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.paths import is_normal
@@ -77,7 +77,7 @@ def read(directory: Path) -> Names:
         raise CheckpointInvalid(f"{directory / FILE}: {error.strerror}") from error
     try:
         found: Names = from_json(Names, parse(content))
-    except (FieldInvalid, ValueError) as error:
+    except ValueError as error:
         raise CheckpointInvalid(f"{directory / FILE}: {error}") from error
     for one in (*found.links, *found.sockets):
         if not _is_valid(one):

@@ -76,7 +76,7 @@ class ImageEvidence:
 def evidence(
     directory: Path, root: Root, names: Names | None = None, lost: Mapping[str, str] | None = None
 ) -> ImageEvidence:
-    """Read what the CRIU images in `directory` name. Raises CriuImageInvalid."""
+    """Read what the CRIU images in `directory` name. Raises Damaged."""
     by_id = {mount.id: mount for mount in mounts(directory)}
     foreign = foreign_roots(directory)
     return ImageEvidence(directory, opened(directory), by_id, root, names or Names(), lost or {}, foreign)

@@ -18,7 +18,7 @@ from kybernate_shim.checkpoint.criu.opened import OpenedFiles, forget_sizes, ord
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.proof import AnyRoot, Root, Unproven, evidence, unproven
-from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported, find_overlay
+from kybernate_shim.checkpoint.rootfs.overlay import Overlay, find_overlay
 from kybernate_shim.checkpoint.sockets import container_sockets
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.checkpoint.volumes.places import lost, renewed
@@ -98,7 +98,7 @@ def make_restorable(target: Target, request: DumpRequest, volumes: Collection[st
 def _root(target: Target, *, saved: bool) -> Root:
     try:
         overlay = find_overlay(target.bundle.rootfs)
-    except RootfsUnsupported:
+    except Refused:
         return AnyRoot()
     return SavedRoot(overlay, saved, [str(mount.get("destination") or "") for mount in target.spec.mounts])
 

@@ -16,7 +16,7 @@ from threading import Event
 
 from kybernate_shim.checkpoint import gate, names, script
 from kybernate_shim.checkpoint.arriving import Awaited, awaited
-from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, plain_path, work_name
+from kybernate_shim.checkpoint.cleanup import Traces, plain_path, work_name
 from kybernate_shim.checkpoint.compat import FORCE, RestorePlace, compare, read_host, require_compatible
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import (
@@ -33,7 +33,8 @@ from kybernate_shim.checkpoint.criu.readdressed import pods_addresses, readdress
 from kybernate_shim.checkpoint.criu.user_namespace import joined_environment, moved_owners, readable_inside
 from kybernate_shim.checkpoint.criu.versions import criu_of, runtime_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed, problems_of
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, Image, listed
+from kybernate_shim.checkpoint.image.verification import problems_of
 from kybernate_shim.checkpoint.mounts.configured import SpecMounts
 from kybernate_shim.checkpoint.mounts.matching import Matching, MountUnmatched, match_mounts
 from kybernate_shim.checkpoint.mounts.mount_points import make_mount_points
@@ -48,15 +49,15 @@ from kybernate_shim.checkpoint.target import Accelerator, NotBack, Target
 from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill, placed
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
 from kybernate_shim.checkpoint.work import working_in
-from kybernate_shim.errors import Failed, HeldFailed, Stopped
-from kybernate_shim.linux.cgroup.cgroup import NotOnlyTheirs, hierarchy_version
+from kybernate_shim.errors import Failed, HeldFailed, Missing, Refused, Stopped
+from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.linux.private_files import close_files
 from kybernate_shim.linux.threads import as_long_as_wanted, to_the_end
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.commands import Criu
-from kybernate_shim.oci.runtime import ContainerMissing, Runtime, RuntimeFailed
+from kybernate_shim.oci.runtime import Runtime, RuntimeFailed
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.trust.credentials import PrivilegeAllowance
 from kybernate_shim.trust.requester import POD_IMAGE, requester_of
@@ -125,7 +126,7 @@ async def prepare(
 
     `image_digest` is that of the new container's image, "" where it is unknown.
     Raises CheckpointInvalid, PrivilegesExceeded, Refused, Failed,
-    DiffInvalid or OSError; no process exists then.
+    Damaged or OSError; no process exists then.
     """
     with working_in(work, without=(LOG,)):
         return await _prepared(target, image, operation, log, work, accelerator, image_digest)
@@ -445,8 +446,8 @@ async def remove_remains(target: Target) -> str:
     try:
         await asyncio.to_thread(traces.clear_restore)
         await target.runtime.delete(target.id, force=True)
-    except ContainerMissing:
+    except Missing:
         pass  # it did not get so far that the runtime knows it
-    except (RuntimeFailed, CleanupIncomplete, NotOnlyTheirs, OSError) as error:
+    except (RuntimeFailed, Failed, Refused, OSError) as error:
         return f"and not all of it could be removed ({error})"
     return ""

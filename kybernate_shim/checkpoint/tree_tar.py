@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kybernate_shim.checkpoint.image.store import require_space
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.beneath import TreeFile, tree_changed
 
 XATTR: Final = "SCHILY.xattr."
@@ -29,10 +30,6 @@ BLOCK: Final = tarfile.BLOCKSIZE
 ENTRY_BYTES: Final = 3 * BLOCK  # of an entry without attributes: the header, and one of pax with its records
 CHUNK: Final = 256 << 10
 ENCODING: Final = "utf-8"  # for names; other bytes in them pass through, as Python does it everywhere
-
-
-class AttributesUnsupported(Exception):
-    """The extended attributes of a file cannot be in a tar file. The message names it."""
 
 
 @dataclass
@@ -56,7 +53,7 @@ class TreeTar:
     def add(self, found: TreeFile, attributes: Mapping[str, bytes]) -> None:
         """Add a file of any kind but a socket, with its content.
 
-        Raises AttributesUnsupported, OSError, and TierFull before a file that does not fit on the disk.
+        Raises Refused, OSError, and NoRoom before a file that does not fit on the disk.
         """
         status = found.status
         info = _describe(found, attributes)
@@ -147,9 +144,9 @@ def _describe(found: TreeFile, attributes: Mapping[str, bytes]) -> tarfile.TarIn
 
 def _require_fitting(found: TreeFile, attributes: Mapping[str, bytes]) -> None:
     if odd := next((name for name in attributes if "=" in name), None):
-        raise AttributesUnsupported(f"/{found.name}: the attribute {odd!r} has a name that a tar file cannot hold")
+        raise Refused(f"/{found.name}: the attribute {odd!r} has a name that a tar file cannot hold")
     if sum(len(name) + len(value) for name, value in attributes.items()) > MOST_ATTRIBUTES:
-        raise AttributesUnsupported(f"/{found.name}: more than {MOST_ATTRIBUTES} bytes of attributes")
+        raise Refused(f"/{found.name}: more than {MOST_ATTRIBUTES} bytes of attributes")
 
 
 def _extents_of(fd: int, size: int) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.criu.config import CriuOptionInvalid, line
+from kybernate_shim.checkpoint.criu.config import line
 from kybernate_shim.checkpoint.descriptor_kinds import problem_of
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.descriptors import is_path, mount_in, mount_of_link, mounts_of
@@ -258,7 +258,7 @@ def _find_watched(found: Looked, watches: dict[Identity, HeldFile]) -> None:
     for path in deepest_first:
         try:
             found.lines.append(line("irmap-scan-path", path))
-        except CriuOptionInvalid as error:
+        except Refused as error:
             found.problems.append(f"a process watches {path!a}, and {error}")
     for identity in watches.keys() - names.keys():
         held = watches[identity]

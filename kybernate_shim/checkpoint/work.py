@@ -14,7 +14,7 @@ def working_in(work: Path, *, without: Sequence[str]) -> Iterator[None]:
     """Make the directory, without the files of an earlier attempt, which must not be taken for this one's.
 
     What fails before CRIU has written anything leaves none behind: a kubelet tries what is refused again and again.
-    Raises PlaceUntrusted and OSError.
+    Raises Refused and OSError.
     """
     made = make_private(work)
     for name in without:

@@ -27,7 +27,6 @@ from kybernate_shim.cuda_helper.library_calls import has_library, shut
 from kybernate_shim.cuda_helper.moved import Moved, NotMoved, each_once, moved
 from kybernate_shim.cuda_helper.node_arena import NodeArena
 from kybernate_shim.cuda_helper.stopped_threads import StoppedThreads
-from kybernate_shim.cuda_helper.workers import WorkerNotReady
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.sizes import NodeSizes
@@ -69,7 +68,7 @@ class ArenaManager:
         for pause in PAUSES:
             try:
                 answer = await self.arena.do(Warm(pid, seconds))
-            except (WorkerError, WorkerNotReady) as error:
+            except WorkerError as error:
                 return Moved(0, str(error))
             if answer.refusal is not ArenaRefusal.BUSY:
                 break
@@ -123,7 +122,7 @@ class ArenaManager:
             return Moved()
         try:
             return moved(await self.arena.do(Expect(pid, seconds, tuple(gpus))))
-        except (WorkerError, WorkerNotReady) as error:
+        except WorkerError as error:
             return Moved(0, str(error))
 
     async def prefetch(self, pid: int, seconds: float, gpu: str, free: int, *, room_comes: bool = False) -> Moved:
@@ -136,7 +135,7 @@ class ArenaManager:
             return Moved()
         try:
             return moved(await self.arena.prefetch(Prefetch(pid, seconds, gpu, free, room_comes)))
-        except (WorkerError, WorkerNotReady) as error:
+        except WorkerError as error:
             return Moved(0, str(error))
 
     async def drop(self, pid: int) -> None:
@@ -178,7 +177,7 @@ class ArenaManager:
             answer = await self.arena.do(Offload(pid, seconds))
             if answer.refusal is None and answer.bytes:
                 answer = await self.copies.begin(pid, seconds, answer)
-        except (WorkerError, WorkerNotReady) as error:
+        except WorkerError as error:
             answer = MoveAnswer(ArenaRefusal.FAILED, str(error))
         if answer.refusal is ArenaRefusal.BUSY:
             return answer
@@ -282,7 +281,7 @@ class ArenaManager:
             try:
                 answer = await self.arena.do(Settle(pid, seconds, hashing, leaving, *coming))
                 self.arena.reloaded(pid)
-            except (WorkerError, WorkerNotReady) as error:
+            except WorkerError as error:
                 reasons.append(str(error))
                 continue
             if answer.refusal is None:

@@ -16,7 +16,6 @@ from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_helper.holders import Custody, Holders
 from kybernate_shim.cuda_helper.moved import NotMoved, each_once
 from kybernate_shim.cuda_helper.node_arena import NodeArena
-from kybernate_shim.cuda_helper.workers import WorkerNotReady
 from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 from kybernate_shim.worker_protocol.cuda_jobs import COPY_EVENTS, Copied, Copy, Finish, MoveAnswer
@@ -67,7 +66,7 @@ class Copies:
     async def begin(self, pid: int, seconds: float, ready: MoveAnswer) -> MoveAnswer:
         """Copy what the worker has got `ready`; return when the process has released it, or why it has not.
 
-        Raises WorkerError and WorkerNotReady. `ended` has to be awaited in any case.
+        Raises WorkerError. `ended` has to be awaited in any case.
         """
         custody = await self._kept(pid, ready)
         heard = _Heard(custody)
@@ -148,6 +147,6 @@ async def _failure_of(task: asyncio.Task[MoveAnswer]) -> str:
     await asyncio.wait({task})
     try:
         answer = task.result()
-    except (WorkerError, WorkerNotReady) as error:
+    except WorkerError as error:
         return str(error) or repr(error)
     return (answer.text or ArenaRefusal(answer.refusal)) if answer.refusal else ""

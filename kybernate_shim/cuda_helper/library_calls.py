@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import partial
 
 from kybernate_shim.arena import control
-from kybernate_shim.arena.errors import ArenaInUse
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.errors import Busy
 from kybernate_shim.linux.own_thread import in_own_thread
 
 GRACE_SECONDS = 5.0  # for a query of a process, and for what should have ended by its own deadline
@@ -53,7 +53,7 @@ async def in_one_place(pid: int, memory: Memory) -> bool:
     """Undo what has been begun with the blocks of a process; return whether all of them are in VRAM then."""
     try:
         return await in_own_thread(partial(_undone, pid, memory), 4 * UNDO_SECONDS + GRACE_SECONDS)
-    except (TimeoutError, OSError, ArenaInUse, control.ControlInvalid, control.ControlSilent):
+    except (TimeoutError, OSError, Busy, control.ControlUnusable):
         return False
 
 
@@ -63,7 +63,7 @@ def _shut_now(pid: int) -> None:
     It is only for speed: what is wrong shows when the memory is asked for, and older libraries cannot do this.
     """
     until = time.monotonic() + SHUT_SECONDS
-    with suppress(control.ControlInvalid, control.ControlSilent, OSError):
+    with suppress(control.ControlUnusable, OSError):
         if page := control.control_of(pid):
             with page:
                 while _in_allocation(page) and time.monotonic() < until:
@@ -71,13 +71,13 @@ def _shut_now(pid: int) -> None:
 
 
 def _answers(pid: int) -> bool:
-    with suppress(control.ControlInvalid, control.ControlFailed, OSError):
+    with suppress(control.ControlUnusable, control.ControlFailed, OSError):
         if page := control.control_of(pid):
             with page:
                 try:
                     if page.unanswered in (None, control.Verb.PROBE):
                         page.ask(control.Verb.PROBE, seconds=PROBE_SECONDS)
-                except control.ControlSilent:
+                except control.ControlUnusable:
                     return False
     return True
 

@@ -12,7 +12,6 @@ from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.shared_worker import SharedWorker
-from kybernate_shim.cuda_helper.workers import WorkerNotReady
 from kybernate_shim.sizes import NodeSizes
 from kybernate_shim.worker_protocol.client import OnEvent
 from kybernate_shim.worker_protocol.cuda_jobs import ArenaJob, Drop, MoveAnswer, Prefetch
@@ -79,7 +78,7 @@ class NodeArena:
             return 0
 
     async def do(self, job: ArenaJob, on_event: OnEvent = lambda event: None) -> MoveAnswer:
-        """Have the worker do a job. Raises WorkerError and WorkerNotReady."""
+        """Have the worker do a job. Raises WorkerError."""
         loop = asyncio.get_running_loop()
         self._last_use = loop.time()
         self._jobs += 1
@@ -122,7 +121,7 @@ class NodeArena:
         if self._prefetched.pop(pid, None) is not None and self.worker.running:
             try:
                 await self.do(Drop(pid, DROP_SECONDS))
-            except (WorkerError, WorkerNotReady):
+            except WorkerError:
                 pass  # it has gone with the worker
 
     def reloaded(self, pid: int) -> None:

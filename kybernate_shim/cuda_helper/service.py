@@ -374,5 +374,5 @@ class CudaService:
     async def _take(self) -> pool.Worker:
         try:
             return await self._workers.acquire()
-        except pool.WorkerNotReady as error:
+        except WorkerError as error:
             raise RpcError(Code.UNAVAILABLE, str(error)) from error

@@ -28,10 +28,6 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class WorkerNotReady(Exception):
-    """A worker could not get the driver to work; the message says why."""
-
-
 @dataclass(frozen=True)
 class Results(Generic[A]):
     """The answers by pid, and why others are missing: `timed_out`, or how the worker was lost."""
@@ -51,7 +47,7 @@ class Worker:
 
     @classmethod
     async def start(cls, *arguments: str, inherited: Sequence[int] = ()) -> Worker:
-        """Start a worker and wait until its driver is initialized. Raises WorkerNotReady.
+        """Start a worker and wait until its driver is initialized. Raises WorkerError.
 
         `arguments` follow the socket's descriptor; `worker` says what they mean. It keeps the descriptors `inherited`.
         """
@@ -68,11 +64,11 @@ class Worker:
         except BaseException as error:
             await worker.kill()
             if isinstance(error, TimeoutError):
-                raise WorkerNotReady(f"the CUDA driver did not initialize within {START_SECONDS:g} s") from None
+                raise WorkerError(f"the CUDA driver did not initialize within {START_SECONDS:g} s") from None
             if isinstance(error, WorkerError):
-                raise WorkerNotReady(f"the CUDA driver does not initialize: {error}") from error
+                raise WorkerError(f"the CUDA driver does not initialize: {error}") from error
             if isinstance(error, DriverUnusable):
-                raise WorkerNotReady(str(error)) from error
+                raise WorkerError(str(error)) from error
             raise
         return worker
 
@@ -168,7 +164,7 @@ class Workers:
         self._starting: set[asyncio.Task[None]] = set()
 
     async def acquire(self) -> Worker:
-        """Return a worker that is ready, a warm one if there is one. Raises WorkerNotReady."""
+        """Return a worker that is ready, a warm one if there is one. Raises WorkerError."""
         while self._idle:
             worker = self._idle.pop()
             if worker.alive:
@@ -209,5 +205,5 @@ class Workers:
             return
         try:
             await self.release(await self._start())
-        except WorkerNotReady:
+        except WorkerError:
             pass  # the next caller that needs a worker gets the reason

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from kybernate_shim.arena.control import BlockState, ControlFailed, ControlInvalid, Verb
+from kybernate_shim.arena.control import BlockState, ControlFailed, ControlUnusable, Verb
 from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.memory import Memory
@@ -179,7 +179,7 @@ class ArenaExecutor:
     def _copy(self, pid: int, job: JobDeadline, tell: Tell, *, early: bool) -> MoveAnswer:
         offload = self._offloads.pop(ArenaOwner.of(pid), None)
         if offload is None:
-            raise ControlInvalid(f"nothing of process {pid} is ready to be copied")
+            raise ControlUnusable(f"nothing of process {pid} is ready to be copied")
         with offload.stack:
             return offload.copy(job, tell, early=early)
 

@@ -26,7 +26,8 @@ from kybernate_shim.cuda_worker.bindings import driver as cuda
 from kybernate_shim.cuda_worker.calls import DriverRefused, checked
 from kybernate_shim.cuda_worker.hashing import Hasher
 from kybernate_shim.cuda_worker.imported_memory import gpu_of, imported, mapped
-from kybernate_shim.cuda_worker.kernel import KernelUnavailable, cached, machine_code
+from kybernate_shim.cuda_worker.kernel import cached, machine_code
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux import numa
 from kybernate_shim.linux.populate import populate
 from kybernate_shim.sizes import NO_NODE
@@ -116,7 +117,7 @@ class ArenaCopier:
             yield blocks
 
     def look(self, blocks: Sequence[Mapped], key: bytes) -> list[PieceHashes]:
-        """Hash what is in `blocks`. Raises KernelUnavailable and DriverRefused."""
+        """Hash what is in `blocks`. Raises Refused and DriverRefused."""
         found: dict[Mapped, PieceHashes] = {}
         for gpu, its in _by_gpu(blocks, blocks):
             self._enter(gpu)
@@ -236,7 +237,7 @@ class ArenaCopier:
         try:
             with self._hashing:
                 self._hasher(gpu)
-        except (DriverRefused, KernelUnavailable):
+        except (DriverRefused, Refused):
             pass  # `look` will say so
 
     def enter_named(self, uuids: Collection[str]) -> None:
@@ -310,7 +311,7 @@ class ArenaCopier:
                     checked(cuda.cuStreamSynchronize(stream))
 
     def _hasher(self, gpu: int) -> Hasher:
-        """Return what hashes on a GPU, whose context we are in. Raises KernelUnavailable and DriverRefused."""
+        """Return what hashes on a GPU, whose context we are in. Raises Refused and DriverRefused."""
         if gpu not in self._hashers:
             self._hashers[gpu] = Hasher(self._machine_code(*_capability(gpu)))
         return self._hashers[gpu]
@@ -320,9 +321,9 @@ class ArenaCopier:
         if not self._uncompiled:
             try:
                 return machine_code(self._folder, major, minor)
-            except KernelUnavailable as error:
+            except Refused as error:
                 self._uncompiled = str(error)
-        raise KernelUnavailable(self._uncompiled)
+        raise Refused(self._uncompiled)
 
     def _enter(self, gpu: int) -> None:
         """Make a GPU's context this thread's, and make it first where there is none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from kybernate_shim.arena.control import BlockState, ControlInvalid, Verb, take_descriptor
+from kybernate_shim.arena.control import BlockState, ControlUnusable, Verb, take_descriptor
 from kybernate_shim.arena.extents import Kept, parts
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -23,8 +23,8 @@ def finish(
 ) -> MoveAnswer:
     """Copy what is pending; `kept` are descriptors of process `keeper` by the blocks' indexes.
 
-    Raises ControlInvalid where a block that the program has released is in no place, OSError where the keeper has
-    ended, and ControlSilent where the program does not answer: it may be about to release more.
+    Raises ControlUnusable where a block that the program has released is in no place, OSError where the keeper has
+    ended, and ControlUnusable where the program does not answer: it may be about to release more.
     """
     program.ask(Verb.CLOSE)  # behind what it was asked before
     record = memory.record(owner)
@@ -37,7 +37,7 @@ def finish(
         if number >= len(record.kept) and states.get((one.index, one.address, one.size)) is BlockState.AWAY
     ]
     if missing := [blocks[number].index for number in away if blocks[number].index not in kept]:
-        raise ControlInvalid(f"the bytes of blocks {missing} are neither in the arena nor kept")
+        raise ControlUnusable(f"the bytes of blocks {missing} are neither in the arena nor kept")
     pidfd = os.pidfd_open(keeper)
     try:
         for number in away:  # each by itself: if this worker dies as well, the next one has less to do

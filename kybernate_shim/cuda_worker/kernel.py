@@ -15,14 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.atomic_write import replace_file
 
 SOURCE = Path(__file__).with_name("hashing.cu")
 SECONDS = 60.0
-
-
-class KernelUnavailable(Exception):
-    """There is nothing that can hash on this GPU; the message says why."""
 
 
 def cached(folder: Path, major: int, minor: int) -> Path:
@@ -32,7 +29,7 @@ def cached(folder: Path, major: int, minor: int) -> Path:
 
 
 def machine_code(folder: Path, major: int, minor: int) -> bytes:
-    """Return the kernels as a module of CUDA for a compute capability, such as 9 and 0. Raises KernelUnavailable."""
+    """Return the kernels as a module of CUDA for a compute capability, such as 9 and 0. Raises Refused."""
     path = cached(folder, major, minor)
     try:
         return path.read_bytes()
@@ -49,31 +46,31 @@ def _compiled_apart(architecture: str) -> bytes:
     try:
         child = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelUnavailable(f"the kernels for {architecture} cannot be compiled: {error}") from error
+        raise Refused(f"the kernels for {architecture} cannot be compiled: {error}") from error
     if child.returncode:
         said = child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"status {child.returncode}"
-        raise KernelUnavailable(f"the kernels for {architecture} cannot be compiled: {said}")
+        raise Refused(f"the kernels for {architecture} cannot be compiled: {said}")
     return child.stdout
 
 
 def compiled(architecture: str) -> bytes:
-    """Compile for an architecture, such as "sm_90", in this process. Raises KernelUnavailable."""
+    """Compile for an architecture, such as "sm_90", in this process. Raises Refused."""
     try:
         from cuda.bindings import nvrtc  # here, because it needs an optional package
 
         return _compile(nvrtc, architecture)
-    except KernelUnavailable:
+    except Refused:
         raise
     except Exception as error:  # the loader raises its own types, which differ by version
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise KernelUnavailable(f"NVRTC cannot be loaded ({reason}): install kybernate[gpu]") from error
+        raise Refused(f"NVRTC cannot be loaded ({reason}): install kybernate[gpu]") from error
 
 
 def _compile(nvrtc: Any, architecture: str) -> bytes:
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         result, *values = function(*arguments)
         if result:
-            raise KernelUnavailable(f"NVRTC does not compile for {architecture}: {result.name}")
+            raise Refused(f"NVRTC does not compile for {architecture}: {result.name}")
         return values[0] if values else None
 
     program = call(nvrtc.nvrtcCreateProgram, SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], [])
@@ -91,7 +88,7 @@ def main() -> int:
     """Write the machine code to the standard output, or why there is none to the other one."""
     try:
         sys.stdout.buffer.write(compiled(sys.argv[1]))
-    except KernelUnavailable as error:
+    except Refused as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -6,19 +6,20 @@ import time
 import traceback
 from collections.abc import Callable
 
-from kybernate_shim.arena.control import ControlFailed, ControlInvalid, ControlSilent
-from kybernate_shim.arena.errors import ArenaFull, ArenaInUse, ArenaUnavailable
+from kybernate_shim.arena.control import ControlFailed, ControlUnusable
+from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.deadline import JobOverdue
+from kybernate_shim.errors import Busy, NoRoom
 from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
 from kybernate_shim.worker_protocol.messages import changed
 
 OUT_OF_MEMORY = 2  # the driver's
 FAILURES = (
-    *(ControlFailed, ControlInvalid, ControlSilent, DriverRefused, JobOverdue),
-    *(ArenaFull, ArenaInUse, ArenaUnavailable, OSError),
+    *(ControlFailed, ControlUnusable, ControlUnusable, DriverRefused, JobOverdue),
+    *(NoRoom, Busy, ArenaUnavailable, OSError),
 )
 
 
@@ -36,12 +37,12 @@ def answered(work: Callable[[], MoveAnswer]) -> MoveAnswer:
 
 
 def _refusal_of(error: Exception) -> ArenaRefusal:
-    if isinstance(error, ArenaFull):
+    if isinstance(error, NoRoom):
         return ArenaRefusal.FULL
     if isinstance(error, ControlFailed) and error.busy:
         return ArenaRefusal.BUSY
     if isinstance(error, ControlFailed) and error.code == OUT_OF_MEMORY:
         return ArenaRefusal.NO_ROOM
-    if isinstance(error, ControlSilent | ControlInvalid | JobOverdue):
+    if isinstance(error, ControlUnusable | ControlUnusable | JobOverdue):
         return ArenaRefusal.LIBRARY  # the program's own doing, and no fault of the worker's
     return ArenaRefusal.FAILED

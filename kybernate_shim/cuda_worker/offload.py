@@ -26,7 +26,7 @@ from kybernate_shim.arena.control import (
     Block,
     BlockState,
     ControlFailed,
-    ControlInvalid,
+    ControlUnusable,
     Verb,
 )
 from kybernate_shim.arena.memory import KEY_BYTES, Memory
@@ -35,8 +35,8 @@ from kybernate_shim.arena.pieces import PieceHashes, Update
 from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.copier import ArenaCopier, Mapped
 from kybernate_shim.cuda_worker.deadline import JobDeadline
-from kybernate_shim.cuda_worker.kernel import KernelUnavailable
 from kybernate_shim.cuda_worker.program_blocks import ProgramBlocks, batches, movable, require_possible
+from kybernate_shim.errors import Refused
 from kybernate_shim.worker_protocol.cuda_jobs import Copied, CopyEvent, MemoryReleased, MoveAnswer
 from kybernate_shim.worker_protocol.messages import changed
 
@@ -77,7 +77,7 @@ class PendingOffload:
         program.ask(Verb.SHARE, first=0, count=0)  # is any block in a thread's hands?
         blocks = program.blocks()
         if any(block.state in NOT_IN_VRAM for block in blocks):
-            raise ControlInvalid(f"process {program.pid} reports that a part of its memory is in the arena already")
+            raise ControlUnusable(f"process {program.pid} reports that a part of its memory is in the arena already")
         wanted = movable(blocks)
         left = sum(block.size for block in blocks if block.private)
         if not wanted:
@@ -139,7 +139,7 @@ class PendingOffload:
     def _released(self, ready: _Ready, tell: Tell) -> bool:
         """Have the program release everything now; return whether it has. What it has not stays shared.
 
-        Raises ControlSilent where the program may still release it.
+        Raises ControlUnusable where the program may still release it.
         """
         try:
             self.program.release(ready.wanted)
@@ -160,7 +160,7 @@ class PendingOffload:
     def _undo(self, error: BaseException) -> None:
         self._forget()
         if any(block.state is BlockState.AWAY for block in self.program.blocks()):  # in any case: to be settled
-            raise ControlInvalid(f"a part of its memory is in the arena: {error}") from error
+            raise ControlUnusable(f"a part of its memory is in the arena: {error}") from error
 
     def _forget(self) -> None:
         """Leave the program as it was, with its memory in VRAM."""
@@ -197,7 +197,7 @@ def hashes_of(copies: ArenaCopier, blocks: Sequence[Mapped], key: bytes) -> tupl
     """Return the hashes of blocks; where that cannot be, all of them are copied, and the second value says why."""
     try:
         return copies.look(blocks, key), ""
-    except (KernelUnavailable, DriverRefused) as error:
+    except (Refused, DriverRefused) as error:
         return None, str(error)
 
 

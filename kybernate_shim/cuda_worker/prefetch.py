@@ -25,14 +25,11 @@ from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.copier import COPY, NOTHING, ArenaCopier, Prefetched, gpus_named
 from kybernate_shim.cuda_worker.filling import Filling, readable
 from kybernate_shim.cuda_worker.room import PAUSE, PORTION
+from kybernate_shim.errors import Stopped
 
 AHEAD: Final = COPY  # of one copy
 BESIDE_OTHERS: Final = 16 << 20  # of one where another process leaves, whose driver needs the GPU, too
 PIECE: Final = 256 << 20  # of the GPU's memory, most of which is needed for a moment only; a multiple of AHEAD
-
-
-class _Stopped(Exception):
-    """What is there by now is enough."""
 
 
 @dataclass
@@ -106,7 +103,7 @@ class ArenaPrefetch:
             for gpu in gpus_named([self._gpu]):
                 self._done = Prefetched(gpu)
                 self._copy(self._done)
-        except (_Stopped, DriverRefused, FillingEnded):
+        except (Stopped, DriverRefused, FillingEnded):
             pass  # where it was not stopped, there is no room on the GPU, or worse: then it shows when all is copied
 
     def _copy(self, done: Prefetched) -> None:
@@ -136,7 +133,7 @@ class ArenaPrefetch:
 
     def _check(self) -> None:
         if self._stopping.is_set():
-            raise _Stopped
+            raise Stopped
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (offset in the arena, bytes) of what is there, or comes, and no hole."""

@@ -18,7 +18,7 @@ from kybernate_shim.arena.control import (
     BlockState,
     Control,
     ControlFailed,
-    ControlInvalid,
+    ControlUnusable,
     Verb,
     control_of,
     take_descriptor,
@@ -83,7 +83,7 @@ class ProgramBlocks:
             for one in batch:
                 block = blocks.get(one.index)
                 if block is None or (block.address, block.size, block.state) != (one.address, one.size, state):
-                    raise ControlInvalid(f"block {one.index} of process {self.pid} has changed while it was moved")
+                    raise ControlUnusable(f"block {one.index} of process {self.pid} has changed while it was moved")
                 descriptors.append(take_descriptor(self.pidfd, block.descriptor))
             yield descriptors
         finally:
@@ -94,7 +94,7 @@ class ProgramBlocks:
 
 @contextmanager
 def opened(owner: ArenaOwner, job: JobDeadline) -> Iterator[ProgramBlocks]:
-    """Open a process's page, and a descriptor of the process. Raises ControlInvalid where it has no such page.
+    """Open a process's page, and a descriptor of the process. Raises ControlUnusable where it has no such page.
 
     Both are of `owner`, and not of a process that has got its pid: that is examined when both are open.
     """
@@ -102,10 +102,10 @@ def opened(owner: ArenaOwner, job: JobDeadline) -> Iterator[ProgramBlocks]:
     try:
         control = control_of(owner.pid)
         if control is None:
-            raise ControlInvalid(f"process {owner.pid} has not loaded the preload library")
+            raise ControlUnusable(f"process {owner.pid} has not loaded the preload library")
         with control:
             if not owner.alive:
-                raise ControlInvalid(f"process {owner.pid} has ended")
+                raise ControlUnusable(f"process {owner.pid} has ended")
             yield ProgramBlocks(control, pidfd, job)
     finally:
         os.close(pidfd)
@@ -117,9 +117,9 @@ def movable(blocks: Sequence[Block]) -> list[Block]:
 
 
 def require_possible(pid: int, blocks: Sequence[Block], capacity: int) -> None:
-    """Raise ControlInvalid where the blocks are more than all GPUs have, before anything is done by their number."""
+    """Raise ControlUnusable where the blocks are more than all GPUs have, before anything is done by their number."""
     if (size := sum(block.size for block in blocks)) > capacity:
-        raise ControlInvalid(
+        raise ControlUnusable(
             f"process {pid} reports that it has {size >> 20} MiB of VRAM, and all GPUs {capacity >> 20}"
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from kybernate_shim.arena.control import Block, BlockState, ControlInvalid, Verb
+from kybernate_shim.arena.control import Block, BlockState, ControlUnusable, Verb
 from kybernate_shim.arena.extents import Kept, total
 from kybernate_shim.arena.memory import KEY_BYTES, Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -108,7 +108,7 @@ class Settling:
 
 
 def places(blocks: Iterable[Block], record: Record) -> list[Kept]:
-    """Return where the bytes of blocks are. Raises ControlInvalid where the arena has none that are like them."""
+    """Return where the bytes of blocks are. Raises ControlUnusable where the arena has none that are like them."""
     kept = {(one.index, one.address, one.size): one for one in readable(record)}
     pending = {(one.index, one.address, one.size) for one in record.pending}
     found = []
@@ -116,6 +116,6 @@ def places(blocks: Iterable[Block], record: Record) -> list[Kept]:
         wanted = (block.index, block.address, block.size)
         if (place := kept.get(wanted)) is None:
             why = "they were never copied, and the process has released them" if wanted in pending else "they are lost"
-            raise ControlInvalid(f"the bytes of block {block.index} are not in the arena: {why}")
+            raise ControlUnusable(f"the bytes of block {block.index} are not in the arena: {why}")
         found.append(place)
     return found

@@ -14,7 +14,7 @@ from kybernate_shim import bootstrap
 from kybernate_shim.actions import explained, required, run
 from kybernate_shim.bootstrap import protocol_of
 from kybernate_shim.fork_server.place import PROGRAM
-from kybernate_shim.fork_server.process_context import ContextMismatch, ProcessContext, adopt_context
+from kybernate_shim.fork_server.process_context import ProcessContext, adopt_context
 from kybernate_shim.invocation import BadInvocation, Invocation
 from kybernate_shim.linux import sealed_program
 from kybernate_shim.linux.prctl import set_command_line
@@ -28,10 +28,6 @@ TAKEN = b"taken"
 UNLIKE = 255  # in place of an exit status: this process could not be made what the client is
 
 
-class Abandoned(Exception):
-    """The client is gone or does the work itself: nothing of ours may stay."""
-
-
 def answer(connection: socket.socket, context: ProcessContext) -> int:
     """Do what the client asks and return this process's exit status; `context` is that of the server.
 
@@ -40,7 +36,7 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
     try:
         connection.send(b"%d" % os.getpid())
         argv, client = _receive(connection)
-    except (OSError, ValueError, Abandoned):
+    except (OSError, ValueError, ConnectionAbortedError):
         return 1
     if argv[-1] == "start" and (words := _existing(argv, client)) is not None:
         _reply(connection, 0, words)
@@ -49,7 +45,7 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
     try:
         adopt_context(client, context)
         set_command_line([PROGRAM, *argv])  # distinguishes this process in `ps` from those for other containers
-    except (ContextMismatch, OSError, ValueError) as error:
+    except (ValueError, OSError) as error:
         _reply(connection, UNLIKE, str(error))
         return 1
     if argv[-1] == "start":
@@ -87,7 +83,7 @@ def _start(connection: socket.socket, argv: list[str], client: int) -> int:
         return 2
     try:
         return _daemon(connection, invocation, parent_of(client))
-    except Abandoned:
+    except ConnectionAbortedError:
         return 1
     except BaseException as error:  # noqa: BLE001  # a daemon that cannot start must say so to its launcher
         expected = isinstance(error, OSError | ValueError)
@@ -103,7 +99,7 @@ def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) 
         """Answer, and continue only once the answer has arrived: until then the client may do the work itself."""
         _reply(connection, 0, bootstrap.answer(path, version))
         if _last_word(connection) != TAKEN:
-            raise Abandoned
+            raise ConnectionAbortedError
         connection.close()
 
     if listener is None:
@@ -114,11 +110,14 @@ def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) 
 
 
 def _receive(connection: socket.socket) -> tuple[list[str], int]:
-    """Take the client's standard descriptors for ours, and return its words and its pid. Raises Abandoned."""
+    """Take the client's standard descriptors for ours, and return its words and its pid.
+
+    Raises ConnectionAbortedError.
+    """
     words, descriptors, _, _ = socket.recv_fds(connection, LARGEST_ANSWER, len(STANDARD))
     pid = peer_of(connection).pid
     if len(descriptors) != len(STANDARD) or not pid:
-        raise Abandoned
+        raise ConnectionAbortedError
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number)
     keep_only(connection.fileno(), *sealed_program.descriptors())
@@ -126,11 +125,11 @@ def _receive(connection: socket.socket) -> tuple[list[str], int]:
 
 
 def _reply(connection: socket.socket, status: int, text: str = "") -> None:
-    """Send the answer. Raises Abandoned."""
+    """Send the answer. Raises ConnectionAbortedError."""
     try:
         connection.send(bytes([status]) + text.encode(errors="replace")[: LARGEST_ANSWER - 1])
     except OSError:
-        raise Abandoned from None
+        raise ConnectionAbortedError from None
 
 
 def _last_word(connection: socket.socket) -> bytes:

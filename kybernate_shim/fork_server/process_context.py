@@ -27,10 +27,6 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # the client is none
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
-class ContextMismatch(Exception):
-    """The client has something that a process cannot be given afterwards."""
-
-
 @dataclass(frozen=True)
 class ProcessContext:
     """What a process cannot take over from another one; and its umask and ignored signals, a bit each, which it can."""
@@ -57,12 +53,12 @@ def adopt_context(pid: int, own: ProcessContext) -> None:
     """Take over everything that a child of process `pid` would have inherited, but its descriptors.
 
     `own` is ours, as it has been since this process, or the one it was forked from, was executed.
-    Raises ContextMismatch, and OSError where something could not be taken over, which comes to the same.
+    Raises ValueError, and OSError where something could not be taken over, which comes to the same.
     """
     theirs = ProcessContext.of(str(pid))
     for name, value in theirs.fixed.items():
         if value != own.fixed[name]:
-            raise ContextMismatch(f"the client's {name} is {value!r}, ours {own.fixed[name]!r}")
+            raise ValueError(f"the client's {name} is {value!r}, ours {own.fixed[name]!r}")
     _join_cgroups(pid)
     _take_limits(pid)
     _take_schedule(pid)
@@ -88,7 +84,7 @@ def _directories(theirs: dict[str, str], ours: dict[str, str], pid: int) -> Iter
         if place != ours.get(name) and name in mounts
     }
     if missing := [name for name, path in found.items() if path is None]:
-        raise ContextMismatch(f"the client's cgroup of {', '.join(missing)} cannot be seen from here")
+        raise ValueError(f"the client's cgroup of {', '.join(missing)} cannot be seen from here")
     yield from dict.fromkeys(path for path in found.values() if path is not None)
 
 

@@ -312,12 +312,13 @@ def _rehearse() -> None:
 def _seal_runtime() -> None:
     """Keep the node's runtime in memory, unless it is another program for each container, or must not be."""
     from kybernate_shim.config import Config, ConfigInvalid
-    from kybernate_shim.linux.sealed_program import NotSealed, seal
+    from kybernate_shim.errors import Missing
+    from kybernate_shim.linux.sealed_program import seal
     from kybernate_shim.oci.options import RuntimeOptions
-    from kybernate_shim.oci.select import RuntimeMissing, choose_runtime
+    from kybernate_shim.oci.select import choose_runtime
     from kybernate_shim.oci.spec import Spec
 
-    with contextlib.suppress(ConfigInvalid, RuntimeMissing, NotSealed, OSError):
+    with contextlib.suppress(ConfigInvalid, Missing, OSError):
         config = Config.load()
         runtime = choose_runtime(os.environ, RuntimeOptions(), config, Spec({}))
         if config.runtime_in_memory and runtime.name in CLONING:

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.atomic_write import replace_file
 from kybernate_shim.linux.locks import held, lock_file, try_lock_file
 from kybernate_shim.linux.private_files import make_directory
@@ -30,13 +31,9 @@ SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 STATE = RUN / "huge-pages"
 
 
-class HugePagesUnavailable(Exception):
-    """The node's switch is not there or cannot be written; nothing was changed."""
-
-
 @contextmanager
 def huge_pages(mode: Mode) -> Iterator[None]:
-    """Set the node's switch for as long as the context lasts, if `mode` says so. Raises HugePagesUnavailable."""
+    """Set the node's switch for as long as the context lasts, if `mode` says so. Raises Refused."""
     if mode != "node":
         yield
         return
@@ -49,7 +46,7 @@ def node_wide(switch: Path = SWITCH, state: Path = STATE) -> Iterator[None]:
     """Keep the node's switch at "always"; the last of all users, in any process, sets it to what the first one found.
 
     A user that is killed stops counting, and the next one to come or go restores: `restore_node` is for that. A switch
-    that another program has set in the meantime is left unchanged. Raises HugePagesUnavailable.
+    that another program has set in the meantime is left unchanged. Raises Refused.
     """
     users = _enter(switch, state)
     try:
@@ -76,13 +73,13 @@ def _enter(switch: Path, state: Path) -> int:
             _restore_if_unused(switch, state)
             previous = state / "previous"
             if _selected(switch) == "never":
-                raise HugePagesUnavailable(f"{switch} is set to never, which Kybernate does not override")
+                raise Refused(f"{switch} is set to never, which Kybernate does not override")
             if not previous.exists():
                 replace_file(previous, _selected(switch))  # half a word would be no setting
             switch.write_text("always")
             return lock_file(state / "users", shared=True)
     except OSError as error:
-        raise HugePagesUnavailable(f"{switch} cannot be set: {error.strerror}") from error
+        raise Refused(f"{switch} cannot be set: {error.strerror}") from error
 
 
 def _gate(state: Path) -> AbstractContextManager[bool]:

@@ -30,10 +30,6 @@ T = TypeVar("T")
 Majors = frozenset[tuple[int, int]]  # the kind of a device file (S_IFCHR, S_IFBLK) and its major number
 
 
-class LookTooLong(Exception):
-    """What a process holds could not be found out in time."""
-
-
 @dataclass(frozen=True)
 class Mapping:
     """Addresses in bytes; `host` says that it is host memory, such as pinned memory, and not the device's own."""
@@ -87,7 +83,7 @@ def node_majors() -> Majors:
 def look_all(pids: Iterable[int], wanted: Majors, *, seconds: float = LOOK_SECONDS) -> list[DeviceFiles]:
     """Return what each of `pids` holds of the `wanted` devices, without those that hold nothing or have ended.
 
-    Raises LookTooLong after `seconds`.
+    Raises TimeoutError after `seconds`.
     """
     until = time.monotonic() + seconds
     return [found for pid in pids if wanted and (found := look(pid, wanted, until=until))]
@@ -96,7 +92,7 @@ def look_all(pids: Iterable[int], wanted: Majors, *, seconds: float = LOOK_SECON
 def look(pid: int, wanted: Majors, *, until: float = math.inf) -> DeviceFiles:
     """Return what a process holds of the `wanted` devices; nothing where it has ended.
 
-    Raises LookTooLong at `until`, a moment of the monotonic clock: a process may have a million files open.
+    Raises TimeoutError at `until`, a moment of the monotonic clock: a process may have a million files open.
     """
     try:
         mappings = tuple(_in_time(_mappings(pid, wanted), pid, until))
@@ -108,7 +104,7 @@ def look(pid: int, wanted: Majors, *, until: float = math.inf) -> DeviceFiles:
 def _in_time(found: Iterator[T | None], pid: int, until: float) -> Iterator[T]:
     for one in found:
         if time.monotonic() > until:
-            raise LookTooLong(f"process {pid} has too many files open or mapped to examine them in time")
+            raise TimeoutError(f"process {pid} has too many files open or mapped to examine them in time")
         if one is not None:
             yield one
 

@@ -22,10 +22,6 @@ MFD_EXEC = 0x10  # of memfd_create(2), since Linux 6.3
 ELF = b"\x7fELF"
 
 
-class NotSealed(Exception):
-    """There is no such copy; the program is executed from its file."""
-
-
 class _Sealed(NamedTuple):
     path: str
     identity: tuple[int, ...]
@@ -35,11 +31,11 @@ _sealed: _Sealed | None = None
 
 
 def seal(path: Path) -> None:
-    """Have `path` be executed from memory, by this process and those that it forks. Raises NotSealed and OSError."""
+    """Have `path` be executed from memory, by this process and those that it forks. Raises OSError."""
     global _sealed  # as the descriptor is
     with path.open("rb") as file:
         if file.read(len(ELF)) != ELF:
-            raise NotSealed(f"{path} is a script: its interpreter could not open it")
+            raise OSError(f"{path} is a script: its interpreter could not open it")
         identity = _identity(os.fstat(file.fileno()))
         writable = _memory(path.name)
         try:

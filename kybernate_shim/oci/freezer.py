@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut, NotOnlyTheirs
+from kybernate_shim.errors import Refused
+from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.oci.commands import Cli
 from kybernate_shim.oci.exec_fifo import PROGRAMS, is_compiled
@@ -29,7 +30,7 @@ async def freeze(cli: Cli, cgroup: Cgroup | None, seconds: float) -> bool:
     assert cgroup is not None
     try:
         await to_the_end(partial(cgroup.freeze, timeout=seconds or math.inf))
-    except (OSError, NotOnlyTheirs):
+    except (OSError, Refused):
         return False
     except FreezeTimedOut as error:
         raise TimeoutError(str(error)) from error

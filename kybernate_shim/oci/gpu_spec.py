@@ -33,7 +33,7 @@ async def prepare_restore(runtime: Runtime, bundle: Bundle, container: str, *, b
     """Give the bundle of a container that is to be restored its GPUs; a bundle that has them stays as it is.
 
     Without `believe_environment`, NVIDIA_VISIBLE_DEVICES asks for none: the pod's author could name any.
-    Raises RuntimeFailed when NVIDIA's runtime refuses, SpecInvalid and OSError.
+    Raises RuntimeFailed when NVIDIA's runtime refuses, Invalid and OSError.
     """
     if not believe_environment and Spec.read(bundle.path).env(VISIBLE) not in (None, *NONE):
         edit_spec(bundle.path, partial(set_environment, variables={VISIBLE: "void"}))

@@ -15,15 +15,12 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError, Message
 
 from kybernate_shim.config import Config, ConfigInvalid
+from kybernate_shim.errors import Invalid
 from kybernate_shim.messages import bootstrap_pb2 as bootstrap
 from kybernate_shim.messages import linux_runc_options_pb2 as linux_runc
 from kybernate_shim.messages import runc_options_pb2 as runc
 from kybernate_shim.messages import runtime_options_pb2 as generic
 from kybernate_shim.messages.any import type_name
-
-
-class UnsupportedOptions(Exception):
-    """Options of a type that the shim does not know, or that do not decode as the type they claim."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ IGNORED_TABLE_KEYS = ("TypeUrl", "ConfigPath", "ConfigBody", "CriuPath", "TaskAp
 def decode_options(options: Any | None) -> RuntimeOptions:
     """Read the options of Create or `start`. None, and an Any without a type, are no options.
 
-    Options of a checkpoint are understood and say nothing here. Raises UnsupportedOptions.
+    Options of a checkpoint are understood and say nothing here. Raises Invalid.
     """
     return _decode(options, _OPTIONS, RuntimeOptions())
 
@@ -94,7 +91,7 @@ def decode_options(options: Any | None) -> RuntimeOptions:
 def decode_checkpoint_options(options: Any | None) -> CheckpointOptions:
     """Read the options of Checkpoint. None, and an Any without a type, mean the defaults.
 
-    Options of a container are understood and say nothing here. Raises UnsupportedOptions.
+    Options of a container are understood and say nothing here. Raises Invalid.
     """
     return _decode(options, _CHECKPOINT_OPTIONS, CheckpointOptions())
 
@@ -134,11 +131,11 @@ def _decode(options: Any | None, decoders: Mapping[str, Callable[[bytes], T]], d
     if options is None or not name:
         return default
     if name not in (known := {**_OPTIONS, **_CHECKPOINT_OPTIONS}):
-        raise UnsupportedOptions(f"options of type {options.type_url}; supported are {', '.join(known)}")
+        raise Invalid(f"options of type {options.type_url}; supported are {', '.join(known)}")
     try:
         return decoders[name](options.value) if name in decoders else default
     except DecodeError as error:
-        raise UnsupportedOptions(f"options of type {options.type_url} do not decode: {error}") from error
+        raise Invalid(f"options of type {options.type_url} do not decode: {error}") from error
 
 
 def _parse(kind: type[M], data: bytes) -> M | None:
@@ -161,7 +158,7 @@ def _toml(body: str) -> dict[str, object]:
     try:
         return tomllib.loads(body)
     except tomllib.TOMLDecodeError as error:
-        raise UnsupportedOptions(f"config_body of the runtime options is not TOML: {error}") from error
+        raise Invalid(f"config_body of the runtime options is not TOML: {error}") from error
 
 
 def _from_runc(data: bytes) -> RuntimeOptions:
@@ -186,13 +183,13 @@ def _from_generic(data: bytes) -> RuntimeOptions:
     try:
         body = message.config_body.decode()
     except UnicodeDecodeError as error:
-        raise UnsupportedOptions(f"config_body of the runtime options is not UTF-8: {error}") from error
+        raise Invalid(f"config_body of the runtime options is not UTF-8: {error}") from error
     options = RuntimeOptions(config_path=message.config_path, config_body=body)
     for key, value in _toml(body).items():
         if key in TABLE_KEYS:
             name, kind = TABLE_KEYS[key]
             if type(value) is not kind:
-                raise UnsupportedOptions(f"{key} in the runtime options must be of type {kind.__name__}: {value!r}")
+                raise Invalid(f"{key} in the runtime options must be of type {kind.__name__}: {value!r}")
             options = replace(options, **{name: value})  # type: ignore[arg-type]  # TABLE_KEYS says the type
     return options
 

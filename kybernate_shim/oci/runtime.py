@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kybernate_shim.config import Deadlines
+from kybernate_shim.errors import Missing
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
 from kybernate_shim.linux.private_files import NO_OTHERS
@@ -46,14 +47,6 @@ class RuntimeFailed(Exception):
 
 class RuntimeTimedOut(RuntimeFailed):
     """The OCI runtime did not end before its deadline and was killed; what it had begun may be half done."""
-
-
-class ProcessGone(Exception):
-    """There is nothing left to signal."""
-
-
-class ContainerMissing(Exception):
-    """The OCI runtime knows no such container."""
 
 
 class RuntimeRunner(Protocol):
@@ -174,20 +167,20 @@ class Runtime:
         init: int = 0,
         cgroup: Cgroup | None = None,
     ) -> None:
-        """Send a signal to init, or to all processes. Raises ProcessGone when there is nothing left to signal.
+        """Send a signal to init, or to all processes. Raises Missing when there is nothing left to signal.
 
         Without the runtime's help, if the pid of an `init` that is not reaped is given, with its `cgroup`, and the
         signal is for init alone: a busy machine takes seconds to execute a program.
         """
         if init and not all and signals.send(self.cli, init, number, cgroup):
             return
-        with self._own_log() as cli, _named(ProcessGone, ENDED, MISSING):
+        with self._own_log() as cli, _named(Missing, ENDED, MISSING):
             argv = cli.kill(container, number, all=all)
             await self._run("kill", argv, self.deadlines.kill, log_file=cli.log)
 
     async def delete(self, container: str, *, force: bool = False) -> None:
-        """Remove the container. Raises ContainerMissing when the runtime does not know it (never with `force`)."""
-        with _named(ContainerMissing, MISSING):
+        """Remove the container. Raises Missing when the runtime does not know it (never with `force`)."""
+        with _named(Missing, MISSING):
             await self._run("delete", self.cli.delete(container, force=force), self.deadlines.delete)
 
     async def pause(self, container: str, cgroup: Cgroup | None = None) -> None:

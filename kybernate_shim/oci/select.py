@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Missing
 from kybernate_shim.oci.commands import Cli
 from kybernate_shim.oci.options import RuntimeOptions
 from kybernate_shim.oci.spec import Spec
@@ -18,19 +19,16 @@ PLAIN_RUNTIME = "runc"
 DIRECTORIES = {GPU_RUNTIME: (Path("/usr/bin"), Path("/usr/local/nvidia/toolkit")), PLAIN_RUNTIME: ()}
 
 
-class RuntimeMissing(Exception):
-    """The OCI runtime that a container needs is not on this machine."""
-
-    def __init__(self, name: str, because: str, places: list[str], advice: str) -> None:
-        where = f" (looked in {', '.join(places)})" if places else ""
-        super().__init__(f'OCI runtime "{name}" not found{where}; it was requested by {because}. {advice}')
+def _missing(name: str, because: str, places: list[str], advice: str) -> Missing:
+    where = f" (looked in {', '.join(places)})" if places else ""
+    return Missing(f'OCI runtime "{name}" not found{where}; it was requested by {because}. {advice}')
 
 
 def choose_runtime(env: Mapping[str, str], options: RuntimeOptions, config: Config, spec: Spec) -> Path:
     """Return the runtime's program: the first that environment, options, configuration or need name, in this order.
 
     `env` is the daemon's, `config` the effective one. A name without a slash is looked up in PATH.
-    Raises RuntimeMissing: a runtime that was named and is missing is never replaced by another.
+    Raises Missing: a runtime that was named and is missing is never replaced by another.
     """
     name, because = _wanted(env, options, config, spec)
     if "/" in name:
@@ -39,7 +37,7 @@ def choose_runtime(env: Mapping[str, str], options: RuntimeOptions, config: Conf
     for directory in places:
         if _is_program(directory / name):
             return directory / name
-    raise RuntimeMissing(name, because, [str(place) for place in places], _advice(name))
+    raise _missing(name, because, [str(place) for place in places], _advice(name))
 
 
 def resolve_cli(binary: Path, *, namespace: str, log: Path, options: RuntimeOptions, config: Config, spec: Spec) -> Cli:
@@ -73,7 +71,7 @@ def _wanted(env: Mapping[str, str], options: RuntimeOptions, config: Config, spe
 
 def _at(path: Path, because: str) -> Path:
     if not _is_program(path):
-        raise RuntimeMissing(str(path), because, [], "Install it there, as an executable file, or name another one.")
+        raise _missing(str(path), because, [], "Install it there, as an executable file, or name another one.")
     return path
 
 

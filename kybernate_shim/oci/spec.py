@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kybernate_shim.errors import Invalid
 from kybernate_shim.linux.atomic_write import replacing
 
 CDI_ANNOTATION = "cdi.k8s.io/"
@@ -23,10 +24,6 @@ GPU_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidi
 EARLY_HOOKS = ("prestart", "createRuntime", "createContainer")
 
 
-class SpecInvalid(Exception):
-    """The bundle's config.json is missing or is not a JSON object."""
-
-
 @dataclass(frozen=True)
 class Spec:
     """A read-only view of config.json. `document` is its whole content; treat it as constant."""
@@ -35,7 +32,7 @@ class Spec:
 
     @classmethod
     def read(cls, bundle: Path, name: str = "config.json") -> Spec:
-        """Read `<bundle>/config.json`, or a copy of it. Raises SpecInvalid."""
+        """Read `<bundle>/config.json`, or a copy of it. Raises Invalid."""
         return cls(_load(bundle / name))
 
     @property
@@ -116,7 +113,7 @@ class Spec:
 def edit_spec(bundle: Path, change: Callable[[dict[str, Any]], None]) -> Spec:
     """Let `change` alter the parsed config.json in place, write it back in one step, and return the result.
 
-    Owner and mode are kept. When `change` raises, or the disk is full, the file is as it was. Raises SpecInvalid.
+    Owner and mode are kept. When `change` raises, or the disk is full, the file is as it was. Raises Invalid.
     """
     path = bundle / "config.json"
     document = _load(path)
@@ -133,9 +130,9 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SpecInvalid(f"{path}: {error}") from error
+        raise Invalid(f"{path}: {error}") from error
     if not isinstance(document, dict):
-        raise SpecInvalid(f"{path}: not a JSON object")
+        raise Invalid(f"{path}: not a JSON object")
     return document
 
 

@@ -36,7 +36,7 @@ def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: 
     """Return what a Checkpoint call of the Task service asks for.
 
     containerd copies `path` into its content store and removes it, so only an image path that the client has chosen is
-    worth flushing; and it takes the changes of the root filesystem itself. Raises UnsupportedOptions.
+    worth flushing; and it takes the changes of the root filesystem itself. Raises Invalid.
     """
     options = decode_checkpoint_options(request.options if request.HasField("options") else None)
     leaves = not options.image_path  # every reader of containerd's content store can have it

@@ -53,7 +53,7 @@ async def image_for(
     `skipped` gets which image was left out, and for which container, where the one that is named is another one's.
 
     Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
-    CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused, KeyUnusable and
+    CheckpointNotFound, CheckpointInvalid, Refused and
     ImageNotFetched.
     """
     if path := request.checkpoint or options.criu_image_path:
@@ -145,7 +145,7 @@ def _named(
 ) -> Image | None:
     """Return the image of that name, None where it is another container's of the pod.
 
-    Raises CheckpointNotFound, CheckpointInvalid, ImageForbidden, ImageForeign, Refused and KeyUnusable.
+    Raises CheckpointNotFound, CheckpointInvalid and Refused.
     """
     image = read_for_restore(locate(wanted, requester, config))
     require_genuine(image, requester, config, log)

@@ -10,14 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kybernate_shim.config import ConfigInvalid
-from kybernate_shim.errors import Aborted, Busy, Cancelled, Damaged, Failed, Missing, NoRoom, Refused, Taken
-from kybernate_shim.oci.options import UnsupportedOptions
-from kybernate_shim.oci.runtime import ProcessGone, RuntimeFailed, RuntimeTimedOut
-from kybernate_shim.oci.select import RuntimeMissing
-from kybernate_shim.oci.spec import SpecInvalid
-from kybernate_shim.task.destination import StdioInvalid
+from kybernate_shim.errors import Aborted, Busy, Cancelled, Damaged, Failed, Invalid, Missing, NoRoom, Refused, Taken
+from kybernate_shim.oci.runtime import RuntimeFailed, RuntimeTimedOut
 from kybernate_shim.task.lifecycle import InvalidMove
-from kybernate_shim.task.outcomes import OperationIdInvalid
 from kybernate_shim.ttrpc import Code, RpcError
 from kybernate_shim.undo import in_words
 
@@ -33,7 +28,7 @@ class CodeRule:
 
 # The first rule that matches an error counts.
 RULES = (
-    CodeRule((ProcessGone, RuntimeMissing, Missing), Code.NOT_FOUND, "what was named does not exist"),
+    CodeRule((Missing,), Code.NOT_FOUND, "what was named does not exist"),
     CodeRule((Taken,), Code.ALREADY_EXISTS, "the id is in use"),
     CodeRule(
         (Refused,),
@@ -42,7 +37,7 @@ RULES = (
         " change that the message names",
     ),
     CodeRule(
-        (UnsupportedOptions, ConfigInvalid, SpecInvalid, StdioInvalid, OperationIdInvalid),
+        (Invalid, ConfigInvalid),
         Code.INVALID_ARGUMENT,
         "the request, the container's configuration or the node's is wrong",
     ),

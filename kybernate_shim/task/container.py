@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from kybernate_shim.config import Config, ConfigInvalid
-from kybernate_shim.errors import Refused
+from kybernate_shim.errors import Missing, Refused
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.children import Children, EarlyExits, Exit
 from kybernate_shim.linux.mount.rootfs import Mount
@@ -25,7 +25,7 @@ from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.options import RuntimeOptions, effective_config
-from kybernate_shim.oci.runtime import ContainerMissing, Runtime
+from kybernate_shim.oci.runtime import Runtime
 from kybernate_shim.oci.select import GPU_RUNTIME
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.task.cleanup_records import CleanupRecords
@@ -175,7 +175,7 @@ class Container:
     async def delete(self) -> Process:
         """Remove the container that has ended or was never started, and return its init.
 
-        Raises Refused while it runs, and UnmountFailed when the rootfs is still in use: the container then stays
+        Raises Refused while it runs, and MountFailed when the rootfs is still in use: the container then stays
         known, so that the call can be repeated. A restore that runs ends, as with a SIGKILL: it may take minutes.
         """
         if self.init.pid == 0:
@@ -230,7 +230,7 @@ class Container:
     async def _forget_in_runtime(self, *, force: bool = True) -> None:
         try:
             await self.runtime.delete(self.id, force=force)
-        except ContainerMissing:
+        except Missing:
             pass  # it never got that far, or a checkpoint that ends the container removed it
 
     async def open_stdio(self, process: Process) -> Stdio:
@@ -406,7 +406,7 @@ class Container:
         return self.cgroup.processes() if self.cgroup is not None else []
 
     async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
-        """Send `signal` to init or an exec; with `all`, to every process. Raises ProcessGone where none is left."""
+        """Send `signal` to init or an exec; with `all`, to every process. Raises Missing where none is left."""
         await self.killing.kill(exec_id, signal, all=all)
 
     def abort_operation(self) -> bool:

@@ -11,13 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kybernate_shim.errors import Invalid
+
 STDOUT, STDERR = 1, 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _QUOTED = re.compile(rb"%([0-9A-Fa-f]{2})")
-
-
-class StdioInvalid(Exception):
-    """A name for stdio that is no path and no URI, or one with a scheme that shims do not know."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Destination:
 def parse(text: str) -> Destination | None:
     """Return what `text` names, None for the empty string.
 
-    A string that starts with "/" is a path as it stands, "%" and "?" included. Raises StdioInvalid.
+    A string that starts with "/" is a path as it stands, "%" and "?" included. Raises Invalid.
     """
     if not text:
         return None
@@ -43,10 +41,10 @@ def parse(text: str) -> Destination | None:
         return Destination("path", _without_nul(text, text))
     match = _SCHEME.match(text)
     if not match:
-        raise StdioInvalid(f"{text!r} is neither an absolute path nor a URI")
+        raise Invalid(f"{text!r} is neither an absolute path nor a URI")
     kind = {"fifo": "path", "file": "file", "binary": "binary"}.get(match[1].lower())
     if kind is None:
-        raise StdioInvalid(f"{text!r}: scheme {match[1]} is not one of fifo, file, binary")
+        raise Invalid(f"{text!r}: scheme {match[1]} is not one of fifo, file, binary")
     location, _, query = text[match.end() :].partition("#")[0].partition("?")
     arguments = tuple(_arguments(query, text)) if kind == "binary" else ()
     return Destination(kind, _path(location, text), arguments)
@@ -62,7 +60,7 @@ def plan_outputs(stdout: str, stderr: str, *, terminal: bool) -> dict[int, Desti
     if first and first.kind in ("file", "binary") and not terminal:
         second = first
     elif second and second.kind == "binary":
-        raise StdioInvalid(f"{stderr!r}: a logger program takes both streams, so it is named by stdout")
+        raise Invalid(f"{stderr!r}: a logger program takes both streams, so it is named by stdout")
     return {number: found for number, found in ((STDOUT, first), (STDERR, second)) if found}
 
 
@@ -70,11 +68,11 @@ def _path(location: str, text: str) -> str:
     if location.startswith("//"):
         host, slash, rest = location[2:].partition("/")
         if host:
-            raise StdioInvalid(f"{text!r}: the path is not absolute; three slashes follow the scheme")
+            raise Invalid(f"{text!r}: the path is not absolute; three slashes follow the scheme")
         location = slash + rest
     path = _decoded(location)
     if not path.startswith("/"):
-        raise StdioInvalid(f"{text!r}: the path is not absolute")
+        raise Invalid(f"{text!r}: the path is not absolute")
     return _without_nul(path, text)
 
 
@@ -96,5 +94,5 @@ def _decoded(text: str) -> str:
 
 def _without_nul(word: str, text: str) -> str:
     if "\0" in word:
-        raise StdioInvalid(f"{text!r} contains a NUL byte")
+        raise Invalid(f"{text!r} contains a NUL byte")
     return word

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import Message
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import event_service_pb2 as wire
 from kybernate_shim.messages.any import pack
@@ -26,10 +27,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 REFUSALS = 5  # an event that a living containerd refuses this often is dropped, so that it cannot block the rest
 
 Forward = Callable[[wire.ForwardRequest], Awaitable[None]]
-
-
-class EventRefused(Exception):
-    """containerd is there and does not accept the event."""
 
 
 class _Queued(NamedTuple):
@@ -73,7 +70,7 @@ class Publisher:
             head = self._queue[0]
             try:
                 await self._forward(head.request)
-            except EventRefused as error:
+            except Refused as error:
                 refusals += 1
                 if refusals >= REFUSALS:
                     self._log.error("event.dropped", topic=head.topic, error=str(error))
@@ -118,7 +115,7 @@ class Forwarder:
         except RpcError as error:
             if self._client is None or self._client.closed:
                 raise ConnectionError(str(error)) from error
-            raise EventRefused(str(error)) from error
+            raise Refused(str(error)) from error
         except TimeoutError as error:
             raise ConnectionError(f"{self._path}: no answer in {CALL_SECONDS:g} s") from error
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kybernate_shim.errors import Missing
 from kybernate_shim.linux.children import EarlyExits, Exit
 from kybernate_shim.messages import events_pb2 as events
-from kybernate_shim.oci.runtime import ProcessGone
 from kybernate_shim.task.oom_reports import OomReports
 from kybernate_shim.task.process import Process
 
@@ -111,7 +111,7 @@ class Exits:
     async def _kill_rest(self) -> None:
         try:
             await self._container.runtime.kill(self._container.id, 9, all=True)
-        except ProcessGone:
+        except Missing:
             pass
 
     def _settle(self) -> None:

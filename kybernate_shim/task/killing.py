@@ -6,8 +6,7 @@ import os
 from signal import SIGKILL
 from typing import TYPE_CHECKING
 
-from kybernate_shim.errors import Refused
-from kybernate_shim.oci.runtime import ProcessGone
+from kybernate_shim.errors import Missing, Refused
 
 if TYPE_CHECKING:
     from kybernate_shim.task.container import Container
@@ -20,12 +19,12 @@ class Killing:
         self._container = container
 
     async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
-        """Send `signal`. Raises ProcessGone when there is nothing left to signal."""
+        """Send `signal`. Raises Missing when there is nothing left to signal."""
         container = self._container
         process = container.process(exec_id)
         whole = all and not exec_id  # the others of the container may outlive init, where they share a pid namespace
         if not whole and (process.reaped or (process is container.init and container.exits.of_init is not None)):
-            raise ProcessGone("process already finished")
+            raise Missing("process already finished")
         if not exec_id:
             await self._kill_init(signal, all=all)
         elif process.pid == 0:
@@ -34,7 +33,7 @@ class Killing:
             try:
                 os.kill(process.pid, signal)  # not reaped yet, so the pid is still its own
             except ProcessLookupError as error:
-                raise ProcessGone("process already finished") from error
+                raise Missing("process already finished") from error
 
     async def _kill_init(self, signal: int, *, all: bool) -> None:
         """Signal init; its exit waits for the runtime's return.
@@ -55,7 +54,7 @@ class Killing:
                 await container.runtime.kill(
                     container.id, signal, all=all, init=self._alone(signal), cgroup=container.cgroup
                 )
-            except ProcessGone:
+            except Missing:
                 if not aborted:  # else the end of the checkpoint has killed it before the runtime could
                     raise
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kybernate_shim.errors import Missing, Refused
+from kybernate_shim.errors import Invalid, Missing, Refused
 from kybernate_shim.steps import Step
 
 KEPT: Final = 8  # ended operations; a client that does not look for longer asks containerd how things are
@@ -19,10 +19,6 @@ MOST_ERROR: Final = 2048  # characters of a cause in an event
 ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Ending = Literal["succeeded", "failed", "cancelled"]
-
-
-class OperationIdInvalid(Exception):
-    """The name that a client gave to an operation has characters that it must not have, or is too long."""
 
 
 class NothingToCancel(Refused):
@@ -62,11 +58,9 @@ class Outcome:
 
 
 def operation_id(text: str) -> str:
-    """Return a client's name for an operation, which may be empty. Raises OperationIdInvalid."""
+    """Return a client's name for an operation, which may be empty. Raises Invalid."""
     if text and not ID.fullmatch(text):
-        raise OperationIdInvalid(
-            f"operation: expected at most 64 of A-Z, a-z, 0-9, '.', '_' and '-', found {text[:80]!r}"
-        )
+        raise Invalid(f"operation: expected at most 64 of A-Z, a-z, 0-9, '.', '_' and '-', found {text[:80]!r}")
     return text
 
 

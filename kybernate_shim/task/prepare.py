@@ -73,8 +73,8 @@ async def _prepare(
 ) -> Container:
     """Decide runtime, options and settings of the container in `request`, and record them in its bundle for `delete`.
 
-    `config` is the node's; the container's own options are laid over it. Raises UnsupportedOptions, ConfigInvalid,
-    SpecInvalid, Refused, RuntimeMissing, what `image_for` raises, TimeoutError where the image cannot be
+    `config` is the node's; the container's own options are laid over it. Raises Invalid, ConfigInvalid,
+    Invalid, Refused, Missing, what `image_for` raises, TimeoutError where the image cannot be
     read in time, and OSError when the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))

@@ -16,6 +16,7 @@ from kybernate_shim.checkpoint.image.requested import OPERATION
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.mounts.sources import follow_links
 from kybernate_shim.checkpoint.operation import Operation
+from kybernate_shim.errors import Invalid
 from kybernate_shim.linux.namespaces import CLONE_NEWNET, in_namespace
 from kybernate_shim.linux.threads import as_long_as_wanted
 from kybernate_shim.logs import Log
@@ -23,7 +24,7 @@ from kybernate_shim.oci import gpu_spec
 from kybernate_shim.oci.spec import edit_spec
 from kybernate_shim.task.checkpointing import work_directory
 from kybernate_shim.task.fetch import container_image
-from kybernate_shim.task.outcomes import OperationIdInvalid, operation_id
+from kybernate_shim.task.outcomes import operation_id
 from kybernate_shim.trust.requester import POD_IMAGE, requester_of
 from kybernate_shim.trust.rights import Right, may
 
@@ -43,7 +44,7 @@ def operation_of_restore(container: Container, log: Log) -> str:
         return ""
     try:
         return operation_id(text)
-    except OperationIdInvalid as error:
+    except Invalid as error:
         log.warning("operation.unnamed", task=container.id, error=str(error))
         return ""
 

@@ -26,7 +26,7 @@ class Rootfs:
         await asyncio.to_thread(mount_rootfs, self.mounts, self._directory, run=run)
 
     async def unmount(self) -> None:
-        """Undo that, with everything below it. Raises UnmountFailed."""
+        """Undo that, with everything below it. Raises MountFailed."""
         await asyncio.to_thread(unmount_tree, self._directory)
 
     def _run_helper(self, loop: asyncio.AbstractEventLoop, argv: Sequence[str]) -> None:

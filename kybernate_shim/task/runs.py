@@ -52,7 +52,7 @@ class PodRuns:
         return tuple(_runs(_document(self.file), self.container))
 
     def add(self, run: Run) -> None:
-        """Add a run that has ended, and forget pods that are gone; blocks. Raises OSError and PlaceUntrusted."""
+        """Add a run that has ended, and forget pods that are gone; blocks. Raises OSError and Refused."""
         make_private(self.file.parent)
         document = _document(self.file)
         runs = [*_runs(document, self.container), run][-MOST_RUNS:]

@@ -40,10 +40,6 @@ NOT_SET: Final = "4294967295"  # the kernel's value for a process without a logi
 _REFUSALS: Final = (Refused, Missing, Damaged, NoRoom)
 
 
-class AuditLost(Exception):
-    """The line could not be written to the audit log. The message says why."""
-
-
 @dataclass(frozen=True)
 class ImageRef:
     """A checkpoint image, as far as it is known: `path` is what was asked for where no image was found."""
@@ -101,12 +97,12 @@ def write(record: Audit, config: Config, log: Log) -> None:
         return
     try:
         append(config.audit_log, document)
-    except (OSError, AuditLost) as error:
+    except OSError as error:
         log.error("audit.lost", file=str(config.audit_log), error=str(error))
 
 
 def append(path: Path, document: dict[str, Any]) -> None:
-    """Write one line with one write(2); the directory is made where it is missing. Raises AuditLost and OSError."""
+    """Write one line with one write(2); the directory is made where it is missing. Raises OSError."""
     line = json.dumps(document, separators=(",", ":")).replace("\x7f", "\\u007f").encode() + b"\n"
     make_directory(path.parent)
     # Never blocks on a FIFO, never follows a link in the place of the file.
@@ -115,11 +111,11 @@ def append(path: Path, document: dict[str, Any]) -> None:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise AuditLost(f"{path} is not a regular file")
+            raise OSError(f"{path} is not a regular file")
         if status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n":
             line = b"\n" + line  # an earlier line was torn by a full disk
         if (written := os.write(fd, line)) < len(line):
-            raise AuditLost(f"{path}: only {written} of {len(line)} bytes could be written; is the disk full?")
+            raise OSError(f"{path}: only {written} of {len(line)} bytes could be written; is the disk full?")
     finally:
         os.close(fd)
 

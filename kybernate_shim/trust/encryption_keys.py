@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.trust.encryption import KEY_BYTES, NodeKey, WrappedKey
-from kybernate_shim.trust.keys import KeyUnusable, read_secret_file
+from kybernate_shim.trust.keys import read_secret_file
 
 
 def read_keys(path: Path) -> Sequence[NodeKey]:
-    """Return the keys of a file, the one that encrypts first. Raises KeyUnusable, which never holds a key."""
+    """Return the keys of a file, the one that encrypts first. Raises Refused, which never holds a key."""
     content = read_secret_file(path, f"encryption_key {path}")
     keys = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
@@ -22,14 +23,14 @@ def read_keys(path: Path) -> Sequence[NodeKey]:
         if text and not text.startswith("#"):
             keys.append(_parsed(text, f"encryption_key {path}, line {number}"))
     if not keys:
-        raise KeyUnusable(f"encryption_key {path} holds no key; make one with `openssl rand -hex 32`")
+        raise Refused(f"encryption_key {path} holds no key; make one with `openssl rand -hex 32`")
     return keys
 
 
 def data_key(path: Path | None, wrapped: WrappedKey, image: str) -> bytes:
-    """Return the data key of an image from the keys of the file `path`. Raises KeyUnusable and EncryptionBroken."""
+    """Return the data key of an image from the keys of the file `path`. Raises Refused and EncryptionBroken."""
     if path is None:
-        raise KeyUnusable(
+        raise Refused(
             f"image {image} is encrypted with key {wrapped.key_id}, and this node has no key: set encryption_key"
         )
     keys = read_keys(path)
@@ -37,7 +38,7 @@ def data_key(path: Path | None, wrapped: WrappedKey, image: str) -> bytes:
         if key.id == wrapped.key_id:
             return key.unwrap(wrapped, image)
     there = ", ".join(key.id for key in keys)
-    raise KeyUnusable(f"image {image} is encrypted with key {wrapped.key_id}, which is not in {path}; it has {there}")
+    raise Refused(f"image {image} is encrypted with key {wrapped.key_id}, which is not in {path}; it has {there}")
 
 
 def _parsed(text: str, place: str) -> NodeKey:
@@ -46,5 +47,5 @@ def _parsed(text: str, place: str) -> NodeKey:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES or len(text) != 2 * KEY_BYTES:
-        raise KeyUnusable(f"{place}: a key is {2 * KEY_BYTES} hexadecimal digits, as of `openssl rand -hex 32`")
+        raise Refused(f"{place}: a key is {2 * KEY_BYTES} hexadecimal digits, as of `openssl rand -hex 32`")
     return NodeKey(key)

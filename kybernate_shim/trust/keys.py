@@ -40,10 +40,6 @@ ID_DIGITS: Final = 16
 MOST_BYTES: Final = 1 << 16  # of a file with keys
 
 
-class KeyUnusable(Refused):
-    """A key file cannot be used. The message names the file, what is wrong with it, and the remedy."""
-
-
 @dataclass(frozen=True)
 class Key:
     """A signing key. `shared`: other nodes have it, too. `source` is its file."""
@@ -90,13 +86,13 @@ def verifying_keys(config: Config) -> KeyRing:
     for path, shared in wanted:
         try:
             keys.append(read_key(path, shared=shared))
-        except KeyUnusable as error:
+        except Refused as error:
             unusable.append(str(error))
     return KeyRing(tuple(keys), tuple(unusable))
 
 
 def signing_key(config: Config) -> Key:
-    """Return the key that signs new images; the node key is made if there is none yet. Raises KeyUnusable, OSError."""
+    """Return the key that signs new images; the node key is made if there is none yet. Raises Refused, OSError."""
     if config.shared_key:
         return read_key(config.shared_key, shared=True)
     path = config.key_directory / NODE_KEY
@@ -106,7 +102,7 @@ def signing_key(config: Config) -> Key:
 
 
 def rotate(config: Config) -> tuple[Key | None, Key]:
-    """Make a new node key; the old one stays valid under another name. Return both. Raises KeyUnusable, OSError."""
+    """Make a new node key; the old one stays valid under another name. Return both. Raises Refused, OSError."""
     path = config.key_directory / NODE_KEY
     old = read_key(path) if path.exists() else None
     if old is not None:
@@ -129,7 +125,7 @@ def key_files(directory: Path) -> list[Path]:
 
 
 def read_key(path: Path, *, shared: bool = False) -> Key:
-    """Read a key file that only root can read. Raises KeyUnusable."""
+    """Read a key file that only root can read. Raises Refused."""
     text = read_secret_file(path, f"key {path}").decode("ascii", errors="replace").strip()
     return Key(_parsed(path, text), path, shared)
 
@@ -137,18 +133,18 @@ def read_key(path: Path, *, shared: bool = False) -> Key:
 def read_secret_file(path: Path, name: str) -> bytes:
     """Return the content of a small regular file that no other user can read; errors call it `name`.
 
-    Raises KeyUnusable, which never holds any of the content.
+    Raises Refused, which never holds any of the content.
     """
     try:
         fd = open_plain(path)
     except NotPlain:
-        raise KeyUnusable(f"{name} is not a regular file") from None
+        raise Refused(f"{name} is not a regular file") from None
     except OSError as error:
-        raise KeyUnusable(f"{name} cannot be read: {error.strerror}") from error
+        raise Refused(f"{name} cannot be read: {error.strerror}") from error
     try:
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise KeyUnusable(
+            raise Refused(
                 f"{name} belongs to uid {status.st_uid} and has mode {status.st_mode & 0o7777:04o}; a key is root's own"
                 " and 0600. Make a new one if another user may have read it; else"
                 f" `chown root {path}; chmod 600 {path}`"
@@ -157,7 +153,7 @@ def read_secret_file(path: Path, name: str) -> bytes:
     finally:
         os.close(fd)
     if len(content) > MOST_BYTES:
-        raise KeyUnusable(f"{name} is longer than {MOST_BYTES} bytes")
+        raise Refused(f"{name} is longer than {MOST_BYTES} bytes")
     return content
 
 
@@ -167,9 +163,7 @@ def _parsed(path: Path, text: str) -> bytes:
     except ValueError:
         secret = b""
     if len(secret) != KEY_BYTES:
-        raise KeyUnusable(
-            f"key {path} does not hold {KEY_BYTES} bytes in hexadecimal; `openssl rand -hex 32` makes such"
-        )
+        raise Refused(f"key {path} does not hold {KEY_BYTES} bytes in hexadecimal; `openssl rand -hex 32` makes such")
     return secret
 
 

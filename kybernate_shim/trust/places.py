@@ -20,12 +20,8 @@ WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
-class PlaceUntrusted(Refused):
-    """Another user can change, exchange or read a directory. The message names the component and the remedy."""
-
-
 def require_private(path: Path) -> None:
-    """Raise PlaceUntrusted unless only root can write to the directory `path` and put another one in its place.
+    """Raise Refused unless only root can write to the directory `path` and put another one in its place.
 
     It must be a directory, no link, of root's or of our own effective user, and neither its group nor others may write
     to it. The same holds for its parents. A parent may be writable when it has the sticky bit, as /tmp has, and a link
@@ -45,7 +41,7 @@ def close_to_others(path: Path, *, empty: bool) -> None:
     """Give a directory that passes `require_private` the mode 0700, if it has another one.
 
     Only an `empty` one is changed, because a directory with other content may be meant for other users: that raises
-    PlaceUntrusted.
+    Refused.
     """
     fd, _ = _walk(path, make=False)
     try:
@@ -53,7 +49,7 @@ def close_to_others(path: Path, *, empty: bool) -> None:
         if not status.st_mode & OPEN:
             return
         if not empty:
-            raise PlaceUntrusted(
+            raise Refused(
                 f"{path} ({_described(status)}) can be read by other users, and contains other files already."
                 f" Nothing was written. Choose another directory, or close this one: chmod 0700 {path}"
             )
@@ -65,7 +61,7 @@ def close_to_others(path: Path, *, empty: bool) -> None:
 def _walk(path: Path, *, make: bool) -> tuple[int, bool]:
     """Return a descriptor (O_PATH) of the directory `path`, and whether it was made."""
     if not path.is_absolute():
-        raise PlaceUntrusted(f"{path}: an absolute path is needed")
+        raise Refused(f"{path}: an absolute path is needed")
     walk = _Walk()
     try:
         walk.follow(list(path.parts[1:]), make=make)
@@ -134,12 +130,12 @@ class _Walk:
         """Return the components that the link stands for; go to / first where it is absolute."""
         target = Path(os.readlink("", dir_fd=fd))  # of the descriptor itself
         if last:
-            raise PlaceUntrusted(f"{name} is a link to {target}: name the directory itself")
+            raise Refused(f"{name} is a link to {target}: name the directory itself")
         if status.st_uid not in _trusted():
-            raise PlaceUntrusted(f"{name} is a link of uid {status.st_uid}: name the directory itself")
+            raise Refused(f"{name} is a link of uid {status.st_uid}: name the directory itself")
         self._links += 1
         if self._links > LINKS:
-            raise PlaceUntrusted(f"{name}: more than {LINKS} links")
+            raise Refused(f"{name}: more than {LINKS} links")
         if target.is_absolute():
             while len(self._fds) > 1:
                 self._up()
@@ -147,18 +143,18 @@ class _Walk:
 
 
 def _judge(name: Path, status: os.stat_result, *, last: bool) -> None:
-    """Raise PlaceUntrusted for a component that another user can change."""
+    """Raise Refused for a component that another user can change."""
     if not stat.S_ISDIR(status.st_mode):
-        raise PlaceUntrusted(f"{name}: Not a directory: name another one")
+        raise Refused(f"{name}: Not a directory: name another one")
     described = _described(status)
     if status.st_uid not in _trusted():
-        raise PlaceUntrusted(
+        raise Refused(
             f"{name} ({described}) belongs to another user, who can exchange what is in it. "
             f"Nothing was written. Name a directory of root's, or: chown root {name}"
         )
     if status.st_mode & WRITABLE and (last or not status.st_mode & stat.S_ISVTX):
         mode = "0700" if last else "go-w"
-        raise PlaceUntrusted(
+        raise Refused(
             f"{name} ({described}) can be written to by other users. "
             f"Nothing was written. Name another directory, or: chmod {mode} {name}"
         )

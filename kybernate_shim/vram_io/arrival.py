@@ -39,7 +39,7 @@ from kybernate_shim.linux import futex
 from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.vram_io import digest, files
-from kybernate_shim.vram_io.errors import CopyCancelled, NotArrived
+from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.image_files import ARRIVAL
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ class _Record:
         self._map = mmap.mmap(descriptor, 0)
         magic, _, _, blocks, length, _, _ = HEAD.unpack_from(self._map, 0)
         if magic != MAGIC:
-            raise NotArrived(f"{ARRIVAL} is no record of an arrival")
+            raise VramError(f"{ARRIVAL} is no record of an arrival")
         try:
             self.description = Description(**bounded_json.parse(self._map[HEAD.size : HEAD.size + length]))
         except (ValueError, TypeError) as error:
-            raise NotArrived(f"{ARRIVAL} is no record of an arrival: {error}") from error
+            raise VramError(f"{ARRIVAL} is no record of an arrival: {error}") from error
         self._first: dict[str, int] = {}
         self._blocks = number = int(blocks)
         for name, size in self.description.files.items():
@@ -90,7 +90,7 @@ class _Record:
             number += -(-size // BLOCK)
         self._end, self._leaves = number, _leaves_at(number)
         if number > len(self._map):
-            raise NotArrived(f"{ARRIVAL} is shorter than it says")
+            raise VramError(f"{ARRIVAL} is shorter than it says")
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self._address = ctypes.addressof(self._anchor)
 
@@ -227,21 +227,21 @@ class Arrival(_Record):
     """What a reader of the image has of its record. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:
-        """Raises NotArrived where there is no record, or none that can be read."""
+        """Raises VramError where there is no record, or none that can be read."""
         self._path = path
         try:
             descriptor = open_plain(path, flags=os.O_RDWR)
         except OSError as error:
-            raise NotArrived(f"{path} cannot be opened: {error.strerror}") from error
+            raise VramError(f"{path} cannot be opened: {error.strerror}") from error
         try:
             super().__init__(descriptor)
         except (ValueError, TypeError, struct.error) as error:
-            raise NotArrived(f"{path} cannot be read: {error}") from error
+            raise VramError(f"{path} cannot be read: {error}") from error
         finally:
             os.close(descriptor)
 
     def wait(self, file: str, offset: int, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Wait until a range of a file is there. Raises NotArrived, and CopyCancelled when `cancelled` says so."""
+        """Wait until a range of a file is there. Raises VramError when `cancelled` says so."""
         if size and (first := self._first.get(file)) is not None:
             begin, end = first + offset // BLOCK, first + (offset + size - 1) // BLOCK + 1
             self._wait(lambda: self._map.find(b"\0", begin, end) < 0, file, cancelled)
@@ -276,20 +276,18 @@ class Arrival(_Record):
             self._require_coming(what, late=now > until, look=now - looked >= LOOK)
             looked = now if now - looked >= LOOK else looked
             if cancelled():
-                raise CopyCancelled(f"cancelled while {what} was awaited")
+                raise VramError(f"cancelled while {what} was awaited")
             futex.wait(self._address + CHANGES, seen, LOOK)
 
     def _require_coming(self, what: str, *, late: bool, look: bool) -> None:
         source, state = self.source, self.state
         if state == FAILED:
             reason = bytes(self._map[REASON : REASON + REASON_BYTES]).rstrip(b"\0").decode(errors="replace")
-            raise NotArrived(f"{what} did not arrive from {source}: {reason}")
+            raise VramError(f"{what} did not arrive from {source}: {reason}")
         if late:
-            raise NotArrived(
-                f"nothing has arrived from {source} for {self.description.patience:g} s; {what} is missing"
-            )
+            raise VramError(f"nothing has arrived from {source} for {self.description.patience:g} s; {what} is missing")
         if look and state == ARRIVING and not self._writer_lives() and self.state == ARRIVING:
-            raise NotArrived(f"the process that brings the image from {source} has ended; {what} is missing")
+            raise VramError(f"the process that brings the image from {source} has ended; {what} is missing")
 
     def _writer_lives(self) -> bool:
         try:
@@ -303,7 +301,7 @@ class Arrival(_Record):
 
 
 def arrival_in(directory: Path) -> Arrival | None:
-    """Return the record of an image, None where all of it is there. Raises NotArrived where it cannot be read."""
+    """Return the record of an image, None where all of it is there. Raises VramError where it cannot be read."""
     path = directory / ARRIVAL
     return Arrival(path) if path.exists() else None
 
@@ -334,7 +332,7 @@ class ArrivingFile(files.RegionFile):
 
 @contextmanager
 def reading(path: Path, how: CopyOptions) -> Iterator[files.RegionFile]:
-    """Do as files.reading; where the image is arriving, what was not there yet is waited for. Raises NotArrived."""
+    """Do as files.reading; where the image is arriving, what was not there yet is waited for. Raises VramError."""
     arrival = how.arrival
     if arrival is None:
         with files.reading(path, how.direct) as file:

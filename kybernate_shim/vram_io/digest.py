@@ -10,15 +10,8 @@ from __future__ import annotations
 
 from functools import cache
 from mmap import mmap
-from typing import TYPE_CHECKING
 
 from kybernate_shim.vram_io.errors import VramError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kybernate_shim.vram_io.buffers import Buffer
-    from kybernate_shim.vram_io.thread_pool import CopyOptions
 
 KIND = "xxh3-128-tree"
 STRONG = "blake3-tree"
@@ -98,30 +91,6 @@ def piece_bytes_of(digest: str) -> int:
     if not sensible or len(root) != 2 * LEAF_BYTES.get(kind, 0):
         raise VramError(f"{digest!r} is not a digest of a saved region; the image is damaged or too new")
     return int(size)
-
-
-def of_file(path: Path, piece_bytes: int, how: CopyOptions) -> str:
-    """Return the digest of a file, of the kind of `how`, without restoring it. Raises FileFailed and Cancelled."""
-    from kybernate_shim.vram_io import (  # here: of all that digests, only this needs threads and files
-        arrival,
-        thread_pool,
-    )
-
-    with arrival.reading(path, how) as file:
-        tree = Tree(file.size, piece_bytes, how.digest)
-
-        def add(piece: thread_pool.Piece[None], buffer: Buffer) -> int:
-            if (known := file.leaf(piece.offset, piece.size, how.digest)) is not None:
-                tree.put(piece.offset, known)
-            elif file.has_data(piece.offset, piece.size):
-                file.read(piece.offset, buffer.view[: piece.size])
-                tree.add(piece.offset, buffer.view[: piece.size])
-            else:
-                tree.add_zeros(piece.offset, piece.size)
-            return piece.size
-
-        thread_pool.run(thread_pool.pieces([(None, file.size, piece_bytes)]), add, how)
-        return tree.text()
 
 
 def check(file: str, found: str, expected: str) -> None:

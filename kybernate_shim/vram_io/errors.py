@@ -29,11 +29,3 @@ class NotTakenAway(VramError):
 
 class NotInArena(VramError):
     """The node's arena has room for bytes of a process that were never copied there; nothing may be read from it."""
-
-
-class NotArrived(VramError):
-    """Bytes of an image that is arriving will not come; the message says why. Nothing may run without them."""
-
-
-class CopyCancelled(VramError):
-    """The caller's `cancel` event was set. What had been copied until then is in no defined state."""

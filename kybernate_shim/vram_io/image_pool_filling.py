@@ -25,10 +25,6 @@ THREADS = 2  # of a filling that no job waits for
 NICE = 19
 
 
-class PoolUnavailable(VramError):
-    """The pool cannot be filled, or only in part; the message says why. Checkpoints make their memory then."""
-
-
 def fill(
     directory: Path,
     sizes: Sequence[int],
@@ -38,19 +34,17 @@ def fill(
 ) -> None:
     """Have one file of each of these sizes in the pool, and no others. `on_progress` gets the bytes that were made.
 
-    Raises PoolUnavailable. Returns immediately where another process is filling it.
+    Raises VramError. Returns immediately where another process is filling it.
     """
     try:
         make_directory(directory)
         in_memory = files.lies_in_memory(directory)
     except OSError as error:
-        raise PoolUnavailable(f"{directory} cannot be used: {error.strerror}") from error
+        raise VramError(f"{directory} cannot be used: {error.strerror}") from error
     if not image_pool.is_private(directory):
-        raise PoolUnavailable(f"{directory} is open to others: chmod 700, chown root")
+        raise VramError(f"{directory} is open to others: chmod 700, chown root")
     if not in_memory:
-        raise PoolUnavailable(
-            f"{directory} is not on a tmpfs: mount one for the images, and put `gpu.image_pool` there"
-        )
+        raise VramError(f"{directory} is not on a tmpfs: mount one for the images, and put `gpu.image_pool` there")
     with held(try_lock_directory(directory)) as alone:
         if not alone:
             return
@@ -76,14 +70,14 @@ def _make(directory: Path, size: int, threads: int) -> None:
             raise
         file.close()
     except (FileFailed, OSError) as error:
-        raise PoolUnavailable(f"no further {size >> 20} MiB for the pool: {error}") from error
+        raise VramError(f"no further {size >> 20} MiB for the pool: {error}") from error
 
 
 def _require_memory(size: int) -> None:
     memory = psutil.virtual_memory()
     kept = int(memory.total * KEPT_FREE)
     if memory.available - size < kept:
-        raise PoolUnavailable(
+        raise VramError(
             f"no further {size >> 20} MiB for the pool: of the machine's memory, {memory.available >> 20} MiB are"
             f" available, and {kept >> 20} stay free"
         )
@@ -95,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     os.nice(NICE)
     try:
         fill(Path(directory), [int(size) for size in sizes])
-    except PoolUnavailable as error:
+    except VramError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

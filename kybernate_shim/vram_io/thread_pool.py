@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from kybernate_shim.vram_io.buffers import BLOCK_BYTES, Buffer
 from kybernate_shim.vram_io.digest import KIND
-from kybernate_shim.vram_io.errors import CopyCancelled
+from kybernate_shim.vram_io.errors import VramError
 
 if TYPE_CHECKING:
     from kybernate_shim.vram_io.arrival import Arrival
@@ -67,7 +67,7 @@ def pieces(wholes: Iterable[tuple[T, int, int]]) -> Iterator[Piece[T]]:
 def run(todo: Iterator[Piece[T]], work: Callable[[Piece[T], Buffer], int], how: CopyOptions) -> None:
     """Have `work` done for every piece, in parallel and starting in order; it returns the bytes to report as done.
 
-    Raises the first error of a piece, CopyCancelled if `how.cancel` was set, after all threads have ended.
+    Raises the first error of a piece, VramError if `how.cancel` was set, after all threads have ended.
     """
     workers = _ThreadPool(todo, work, how)
     threads = [threading.Thread(target=workers.work_off, name=f"vram-{number}") for number in range(how.threads)]
@@ -122,7 +122,7 @@ class _ThreadPool(Generic[T]):
                 return None
             piece = next(self._todo, None)
             if piece is not None and self._how.cancel.is_set():
-                raise CopyCancelled(f"cancelled after {self._done} bytes")
+                raise VramError(f"cancelled after {self._done} bytes")
             return piece
 
     def _report(self, size: int) -> None:

@@ -31,7 +31,7 @@ from kybernate_shim.linux.ptrace.mmap_interception import DESCRIPTOR, FLAGS, OFF
 from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import MADV_DONTFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, SeizedProcess
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
-from kybernate_shim.vram_io import digest, files, image_pool, thread_pool
+from kybernate_shim.vram_io import file_digests, files, image_pool, thread_pool
 from kybernate_shim.vram_io.buffers import Buffer
 from kybernate_shim.vram_io.digest import Tree
 from kybernate_shim.vram_io.errors import FileFailed, NotTakenAway, RegionChanged
@@ -258,7 +258,7 @@ def made_private(pid: int, region: SavedRegion, directory: Path) -> SavedRegion:
         target.require_mapped(pid, [(region.start, region.end)])
     except RegionChanged as error:
         raise NotTakenAway(f"{error}: it has changed what its driver had mapped") from error
-    found = digest.of_file(directory / region.file, CopyOptions().piece_bytes, CopyOptions())
+    found = file_digests.of_file(directory / region.file, CopyOptions().piece_bytes, CopyOptions())
     return replace(region, digest=found)
 
 

@@ -13,6 +13,7 @@ from typing import assert_never
 from kybernate_shim.arena.control import DRIVER_THREADS
 from kybernate_shim.arena.extents import Kept
 from kybernate_shim.arena.memory import Memory
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.linux.process import comm_of
 from kybernate_shim.linux.process_memory import Region, read_maps
@@ -30,7 +31,7 @@ from kybernate_shim.vram_mover import driven
 from kybernate_shim.vram_mover.load import Background, FilePrefetch, Proof, load, map_in, mappable, put_back
 from kybernate_shim.vram_mover.prefault import prefaulting
 from kybernate_shim.vram_mover.regions import appeared
-from kybernate_shim.vram_mover.release import NotReleased, release
+from kybernate_shim.vram_mover.release import release
 from kybernate_shim.vram_mover.save import move_out
 from kybernate_shim.worker_protocol.messages import JobDone
 from kybernate_shim.worker_protocol.mover_jobs import (
@@ -316,7 +317,7 @@ class MoverJobHandler:
             try:
                 given = release(heir, job.owners, wanted, seconds=HOLD_SECONDS, expired=expired)
                 return ReleaseResult(heir.pid, given)
-            except (NotReleased, InjectionFailed, OSError) as error:
+            except (Refused, InjectionFailed, OSError) as error:
                 return ReleaseResult(heir.pid, kept=plain(str(error)))
 
         def expired() -> bool:

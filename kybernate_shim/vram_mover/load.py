@@ -14,10 +14,10 @@ from kybernate_shim.linux.mount.file_mount import FileMount
 from kybernate_shim.linux.ptrace.remote_map import remote_page
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, advise_huge_pages
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
-from kybernate_shim.vram_io import digest, files, thread_pool
+from kybernate_shim.vram_io import digest, file_digests, files, thread_pool
 from kybernate_shim.vram_io.arrival import reading
 from kybernate_shim.vram_io.buffers import Buffer
-from kybernate_shim.vram_io.errors import CopyCancelled, VramError
+from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.saved_regions import SavedRegion
 from kybernate_shim.vram_io.thread_pool import CopyOptions, Piece
 from kybernate_shim.vram_mover import target
@@ -143,7 +143,7 @@ class Proof(Background):
     def _compare_all(self) -> None:
         for region in self._saved:
             how = replace(self._how, digest=region.digest.partition(":")[0], direct=False)
-            found = digest.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
+            found = file_digests.of_file(self._directory / region.file, digest.piece_bytes_of(region.digest), how)
             digest.check(region.file, found, region.digest)
 
 
@@ -219,7 +219,7 @@ class FilePrefetch:
                 ]
                 todo = thread_pool.pieces((file, file.size, self._how.piece_bytes) for file in opened)
                 thread_pool.run(todo, _read_piece, self._how)
-        except (CopyCancelled, VramError):
+        except VramError:
             pass
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from struct import pack
 from typing import Final
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.kcmp import same_descriptors, same_memory
 from kybernate_shim.linux.nvidia_devices import DeviceFiles, Majors, Mapping, look
 from kybernate_shim.linux.process import start_time, title_of
@@ -43,10 +44,6 @@ PROT_NONE, PROT_READ = 0, 1
 MREMAP_MAYMOVE_FIXED: Final = 3
 
 
-class NotReleased(Exception):
-    """The process keeps what it holds, or a part of it. The message says why."""
-
-
 def release(
     inheritor: Inheritor,
     owners: Iterable[int],
@@ -59,7 +56,7 @@ def release(
 
     `owners` have CUDA state: who shares memory or descriptors with one of them is left alone. Each call takes at most
     `seconds`, and none is made when the time has `expired`.
-    Raises NotReleased with nothing changed, InjectionFailed with a part of it given up perhaps.
+    Raises Refused with nothing changed, InjectionFailed with a part of it given up perhaps.
     """
     _require_same(inheritor)  # another process must not even be stopped
     with SeizedProcess(inheritor.pid, spare=lambda name: False, seconds=seconds) as held:
@@ -73,27 +70,27 @@ def release(
 def _require_same(inheritor: Inheritor) -> None:
     with suppress(ProcessLookupError):  # it has ended, as the caller that holds it finds out
         if start_time(inheritor.pid) != inheritor.started:
-            raise NotReleased("another process has its pid by now")
+            raise Refused("another process has its pid by now")
 
 
 def _require_alone(held: SeizedProcess, owners: Iterable[int]) -> None:
     """Refuse threads whose memory or descriptors are also those of a CUDA process, or differ among themselves."""
     for tid in held.tids:
         if tid != held.pid and held.pid in held.tids and not same_descriptors(held.pid, tid):
-            raise NotReleased("its threads have different tables of descriptors")
+            raise Refused("its threads have different tables of descriptors")
     for owner in owners:
         with suppress(ProcessLookupError):  # it has ended
             if any(same_memory(owner, tid) or same_descriptors(owner, tid) for tid in held.tids):
-                raise NotReleased(f"it shares memory or descriptors with {title_of(owner)}, which holds CUDA state")
+                raise Refused(f"it shares memory or descriptors with {title_of(owner)}, which holds CUDA state")
 
 
 def _require_proven(inheritor: Inheritor, holds: DeviceFiles) -> None:
     if own := holds.descriptors - inheritor.inherited:
-        raise NotReleased(f"descriptor {min(own)} is not inherited from a process with CUDA state, but its own")
+        raise Refused(f"descriptor {min(own)} is not inherited from a process with CUDA state, but its own")
     if len(holds.mappings) > MOST_MAPPINGS or len(holds.descriptors) > MOST_DESCRIPTORS:
-        raise NotReleased(f"at most {MOST_MAPPINGS} mappings and {MOST_DESCRIPTORS} descriptors are released")
+        raise Refused(f"at most {MOST_MAPPINGS} mappings and {MOST_DESCRIPTORS} descriptors are released")
     if holds.host_bytes > inheritor.host_bytes:
-        raise NotReleased("it maps more of NVIDIA's devices than a moment ago")
+        raise Refused("it maps more of NVIDIA's devices than a moment ago")
 
 
 class _Releasing:

@@ -32,8 +32,6 @@ ERRORS = ErrorTypes(
         errors.FileFailed,
         errors.NotTakenAway,
         errors.NotInArena,
-        errors.NotArrived,
-        errors.CopyCancelled,
     ),
 )
 

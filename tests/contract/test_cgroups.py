@@ -232,12 +232,12 @@ def test_own_cgroup_is_neither_frozen_nor_killed(cgroup: Cgroup) -> None:
     script = (
         "import json, os, sys\n"
         "from pathlib import Path\n"
-        "from kybernate_shim.linux.cgroup.cgroup import Cgroup, NotOnlyTheirs\n"
+        "from kybernate_shim.linux.cgroup.cgroup import Cgroup\nfrom kybernate_shim.errors import Refused\n"
         "cgroup = Cgroup(int(sys.argv[1]), {k: Path(v) for k, v in json.loads(sys.argv[2]).items()})\n"
         "cgroup.join(os.getpid())\n"
         "for act in (cgroup.freeze, cgroup.kill):\n"
         "    try: act()\n"
-        "    except NotOnlyTheirs: print('refused')\n"
+        "    except Refused: print('refused')\n"
     )
     paths = json.dumps({name: str(path) for name, path in cgroup.directories.items()})
     argv = [sys.executable, "-c", script, str(cgroup.version), paths]

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.inheritors import identity
 from kybernate_shim.linux.nvidia_devices import look
 from kybernate_shim.linux.process_memory import read_maps
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded
-from kybernate_shim.vram_mover.release import MOST_DESCRIPTORS, Inheritor, NotReleased, release
+from kybernate_shim.vram_mover.release import MOST_DESCRIPTORS, Inheritor, release
 
 pytestmark = pytest.mark.root
 WANTED = frozenset({(stat.S_IFCHR, 1)})
@@ -82,7 +83,7 @@ def test_numbers_and_addresses_stay_taken() -> None:
 def test_process_is_left_alone(flags: int, change: dict[str, object], why: str) -> None:
     with forked(flags) as inheritor:
         before = look(inheritor.pid, WANTED)
-        with pytest.raises(NotReleased, match=why):
+        with pytest.raises(Refused, match=why):
             release(replace(inheritor, **change), [os.getpid()], WANTED, seconds=SECONDS)  # type: ignore[arg-type]
         assert look(inheritor.pid, WANTED) == before
 
@@ -93,13 +94,13 @@ def test_process_that_has_got_the_pid_is_not_even_stopped(monkeypatch: pytest.Mo
 
     with forked() as inheritor:
         monkeypatch.setattr("kybernate_shim.vram_mover.release.SeizedProcess", never)
-        with pytest.raises(NotReleased, match="another process has its pid"):
+        with pytest.raises(Refused, match="another process has its pid"):
             release(replace(inheritor, started=inheritor.started + 1), [], WANTED, seconds=SECONDS)
 
 
 def test_process_with_too_many_descriptors_is_left_alone() -> None:
     with forked(descriptors=MOST_DESCRIPTORS + 1) as inheritor:
-        with pytest.raises(NotReleased, match="at most"):
+        with pytest.raises(Refused, match="at most"):
             release(inheritor, [], WANTED, seconds=SECONDS)
         assert look(inheritor.pid, WANTED).descriptors == inheritor.inherited
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from kybernate_shim.task.destination import StdioInvalid
+from kybernate_shim.errors import Invalid
 from kybernate_shim.task.ends import StdioUnavailable
 from tests.contract.stdio_bench import DEADLINE, Bench, Run, fixture_bench, read_to_end
 
@@ -37,7 +37,7 @@ def test_pipes_belong_to_the_user_of_the_container(bench: Run[None]) -> None:
         ("{d}/fifo", "binary://{d}/missing", "", StdioUnavailable),
         ("{d}/fifo", "binary://{d}/file", "", StdioUnavailable),
         ("{d}/fifo", "binary:///bin/false", "", StdioUnavailable),
-        ("{d}/fifo", "gopher:///x", "", StdioInvalid),
+        ("{d}/fifo", "gopher:///x", "", Invalid),
     ],
 )
 def test_what_cannot_be_opened_leaves_nothing_open(

@@ -183,7 +183,7 @@ class FakeAgent(
         found = [one for one in self.containers if request.name in (one.id, one.title)]
         if not found:
             words = f"no container has the id or the name {request.name!r}"
-            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="ContainerNotFound", message=words))
+            self._fail(context, grpc.StatusCode.NOT_FOUND, wire.Error(type="Missing", message=words))
         return found[0]
 
     def ListSeats(self, request: Any, context: Any) -> wire.ListSeatsResponse:  # noqa: N802

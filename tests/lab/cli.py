@@ -129,7 +129,7 @@ def _layers(lane: Lane) -> Iterator[tuple[Path, ...]]:
         cache.discard_unfinished(store, f"{suite.name}-*")
         holders = [holder for _, holder in built]
         holders.append(cache.hold_layer(layer, lambda into: _build(suite, into)))
-        cache.prune_layers(store, f"{suite.name}-????????????", keep=1)
+        cache.prune_layers(store, f"{suite.name}-????????????", keep=2)
         for orphan in store.glob(f"{suite.name}-*.projects"):
             if not orphan.with_suffix("").exists():
                 shutil.rmtree(orphan)

@@ -17,7 +17,8 @@ import psutil
 
 from kybernate_shim.checkpoint.criu.versions import parse_version
 from kybernate_shim.checkpoint.image.manifest import Manifest
-from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.messages.shim_pb2 import CheckpointRequest, CheckpointResponse
 from kybernate_shim.start import socket_path
 from kybernate_shim.ttrpc import Client, RpcError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from tests.lab.root import REGISTRY_STORAGE
 from tests.system.checkpoints import COUNT, refused

@@ -14,7 +14,8 @@ import pytest
 
 from kybernate_shim.checkpoint.image.manifest import Signature
 from kybernate_shim.checkpoint.image.signature import sign
-from kybernate_shim.checkpoint.image.store import read_image, verify, write_manifest
+from kybernate_shim.checkpoint.image.store import read_image, write_manifest
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.trust.keys import Key
 from tests.system.checkpoints import Witness, counting, kybernate, refused
 from tests.system.cri import Cri

@@ -20,7 +20,8 @@ import pytest
 from kybernate.messages import agent_pb2 as wire
 from kybernate.registry.catalogue import Catalogue
 from kybernate.store.keys import make_key
-from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.run_directory import ARRIVING
 from tests.system import node_agent
 from tests.system.checkpoints import Witness, holding, kybernate

@@ -16,7 +16,8 @@ import pytest
 from kybernate.messages import agent_pb2 as wire
 from kybernate.store.keys import make_key
 from kybernate_shim.checkpoint.image.manifest import NAME as MANIFEST
-from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.run_directory import IMAGES_SOCKET
 from tests.contract.store.servers import ACCESS, BUCKET, SECRET, Server, usual
 from tests.system import node_agent

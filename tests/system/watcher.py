@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from kybernate.agent.watch.identity import identity
+from kybernate.agent.watch.hub import identity
 from kybernate.messages import agent_pb2 as api
 from kybernate.messages import agent_pb2_grpc
 from tests.system.ctr import eventually

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint import cgroup_lease
-from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces
+from kybernate_shim.checkpoint.cleanup import Traces
 from kybernate_shim.delete import answer, delete
+from kybernate_shim.errors import Failed
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.bundle import CONNECTED, Bundle, CleanupRecord
@@ -171,7 +172,7 @@ def test_only_the_cgroup_that_the_dead_restore_held_is_cleared(
     def clear(traces: Traces, seconds: float) -> None:
         asked.append(traces.cgroups_path)
         if len(asked) == 1:
-            raise CleanupIncomplete("it is still ending")
+            raise Failed("it is still ending")
 
     monkeypatch.setattr(cgroup_lease, "inherited", inherited)
     monkeypatch.setattr(cgroup_lease, "forget", forgotten.append)

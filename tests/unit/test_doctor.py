@@ -69,7 +69,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     for constant, name in names.items():
         monkeypatch.setattr(health, constant, tmp_path / name)
     monkeypatch.setattr(runtimes, "DRIVER", tmp_path / "driver")
-    monkeypatch.setattr(health.containerd_health, "gather", lambda: GOOD)
+    monkeypatch.setattr(health.containerd_facts, "gather", lambda: GOOD)
     for constant, name in {"RUN": "run", "STATE": "state", "DEFAULT_PATH": "etc/shim.toml"}.items():
         monkeypatch.setattr(exposed, constant, tmp_path / name)
 

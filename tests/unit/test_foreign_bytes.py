@@ -27,20 +27,19 @@ from kybernate.export.errors import ArtefactOdd
 from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
 from kybernate.node.failure import Failure, Invalid
-from kybernate.node.reading import FileOdd
 from kybernate.node.specs import spec_of
-from kybernate.registry import beside, paging
-from kybernate.registry.beside import BesideInvalid
+from kybernate.registry import beside, queries
 from kybernate.registry.model import Filter
 from kybernate.store import header, lease, notes
 from kybernate.store.errors import StoreInvalid
 from kybernate.store.format import recipe
 from kybernate.store.keys import StoreKey
 from kybernate.store.objects import Stored
-from kybernate.store.policy import traces
+from kybernate.store.simulation import traces
 from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint import names
 from kybernate_shim.checkpoint.image import manifest
+from kybernate_shim.checkpoint.image.digests import FileUnreadable
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
 from tests.unit.store.stepped import SteppedObjects
 
@@ -85,9 +84,9 @@ READS: Final = {
     "kybernate/export/archives.py": "headers are bounded as they are read",
     "kybernate/client/contexts.py": OPERATOR,
     "kybernate/install/containerd.py": OPERATOR,
-    "kybernate/node/containerd_health.py": OPERATOR,
+    "kybernate/node/containerd_facts.py": OPERATOR,
     "kybernate/registry/migrations/versions/r0002_revisions.py": OWN,
-    "kybernate/store/policy/traces.py": OPERATOR,
+    "kybernate/store/simulation/traces.py": OPERATOR,
     "kybernate/up/pods.py": OWN,
 }
 
@@ -166,8 +165,8 @@ def page_of(content: bytes, directory: Path) -> None:
     import base64
 
     text = content.decode("latin-1")
-    body = paging._check(text, Filter()) + text
-    paging.position_of(base64.b64encode(body.encode(), altchars=b"-_").decode().rstrip("="), Filter())
+    body = queries._check(text, Filter()) + text
+    queries.position_of(base64.b64encode(body.encode(), altchars=b"-_").decode().rstrip("="), Filter())
 
 
 READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] = {
@@ -176,9 +175,9 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
     "recipe": (sealed, StoreInvalid),
     "manifest": (lambda content, directory: manifest.decode(content), manifest.ManifestInvalid),
     "names": (in_file(names.FILE, names.read), CheckpointInvalid),
-    "registry's file": (lambda content, directory: beside.decode(content), BesideInvalid),
-    "row": (lambda content, directory: beside.decode_annotations(content.decode("latin-1")), BesideInvalid),
-    "spec": (lambda content, directory: importing._parsed(content), FileOdd),
+    "registry's file": (lambda content, directory: beside.decode(content), ValueError),
+    "row": (lambda content, directory: beside.decode_annotations(content.decode("latin-1")), ValueError),
+    "spec": (lambda content, directory: importing._parsed(content), FileUnreadable),
     "document of a registry": (lambda content, directory: documents.chosen(content), ArtefactOdd),
     "credentials": (
         in_file("config.json", lambda directory: credentials_for("h", directory / "config.json")),
@@ -187,7 +186,7 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
     "page": (page_of, Invalid),
     "trace": (
         lambda content, directory: list(traces._json_lines([content.decode("latin-1")], 1)),
-        traces.TraceInvalid,
+        ValueError,
     ),
 }
 

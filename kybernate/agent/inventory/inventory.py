@@ -91,7 +91,7 @@ class Inventory:
         return sorted(found, key=lambda one: (one.namespace, one.title, one.id))
 
     def find(self, name: str, namespace: str = "") -> api.Container:
-        """Return the container that a name means, see `resolve`. Raises ContainerNotFound and Ambiguous."""
+        """Return the container that a name means, see `resolve`. Raises Missing and Ambiguous."""
         found = resolve(name, self.containers.known(namespace))
         message: api.Container = self._hub.get("container", f"{found.namespace}/{found.id}")
         return message

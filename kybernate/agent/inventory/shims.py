@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kybernate.agent.inventory.state import Reported
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Missing
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import NoTask, NotKybernate, named_kybernate, shim_of
+from kybernate.node.shim import NotKybernate, named_kybernate, shim_of
 
 
 async def ask(container: KnownContainer, address: str) -> Reported:
@@ -18,7 +18,7 @@ async def ask(container: KnownContainer, address: str) -> Reported:
             found = await shim.status(container.id)
     except NotKybernate:
         return Reported(foreign=True)
-    except NoTask:
+    except Missing:
         return Reported()  # it has ended, or was not begun: an event says so next
     except Failure as error:
         return Reported(problem=str(error)) if named_kybernate(container) else Reported(foreign=True)

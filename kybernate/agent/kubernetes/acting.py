@@ -27,7 +27,8 @@ from kybernate.node.failure import Exhausted, Failure, Unavailable
 from kybernate.node.lookup import KnownContainer
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.model import Operation, State, Submission
-from kybernate_shim.checkpoint.image.locate import ImageForbidden, namespace_root
+from kybernate_shim.checkpoint.image.locate import namespace_root
+from kybernate_shim.errors import Refused
 from kybernate_shim.oci.annotations import CHECKPOINT
 from kybernate_shim.trust.audit import Audit, Decision, ImageRef, write
 from kybernate_shim.trust.requester import Requester
@@ -195,7 +196,7 @@ class Acting:
         config = self.config()
         try:
             return namespace_root(config, pod.namespace)
-        except ImageForbidden as error:
+        except Refused as error:
             raise Failure(str(error)) from error
 
     def _audit(self, decision: Decision, pod: Pod, container: KnownContainer, asked: Asked, reason: str) -> None:

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kybernate.agent.operations.errors import DeadlinePassed
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, TimedOut
 from kybernate.verbs.errors import fault_of
 from kybernate.verbs.model import GPU, SEAT, Cause, Fault, Limits, Observation, Operation, Result, Seen, State
 
@@ -161,7 +160,13 @@ def _late(operation: Operation) -> Fault:
     given = (operation.deadline or operation.created) - operation.created
     began = operation.state != State.PENDING
     where = "it was undone" if began else "it had not begun"
-    return fault_of(DeadlinePassed(f"the {operation.verb} had {given:g} s and did not end in time", state=where))
+    return fault_of(
+        TimedOut(
+            f"the {operation.verb} had {given:g} s and did not end in time",
+            state=where,
+            advice="give it more time, or find out what it waited for: `kybernate ops` shows steps and notes",
+        )
+    )
 
 
 # ---- those that wait

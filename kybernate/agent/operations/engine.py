@@ -86,7 +86,7 @@ class Engine:
 
         The same key and request mean the same operation, also concurrently, after a restart and after its end. Raises
         Claimed, Invalid, Exhausted, Unavailable, JournalUnusable, and what the executor
-        has against it, such as ContainerNotFound.
+        has against it, such as Missing.
         """
         require_valid(submission)
         return await self._whole(self._submit(submission))

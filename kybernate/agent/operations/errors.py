@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kybernate.node.failure import Failure
-
 OPERATION_NOT_FOUND_ADVICE: Final = "`kybernate ops` lists the operations"
 TOO_MANY_OPERATIONS_ADVICE: Final = "wait until some of them have ended, or cancel them; `kybernate ops` lists them"
 AGENT_STOPPING_ADVICE: Final = "repeat the request, with the same idempotency key, when the agent runs again"
-
-
-class DeadlinePassed(Failure):
-    """The operation had not ended at its deadline."""
-
-    advice = "give it more time, or find out what it waited for: `kybernate ops` shows steps and notes"

@@ -119,7 +119,7 @@ class Activity(ActivityServicer):
             listener(subject, holder, found)
 
     def _keys(self, request: wire.ReportActivityRequest) -> list[Key]:
-        """Return the containers that a report is about. Raises ContainerNotFound, Ambiguous, Invalid."""
+        """Return the containers that a report is about. Raises Missing, Ambiguous, Invalid."""
         match request.WhichOneof("of"):
             case "container":
                 found = self._inventory.find(request.container, request.namespace)

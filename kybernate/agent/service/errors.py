@@ -23,7 +23,7 @@ DEFAULT: Final = grpc.StatusCode.FAILED_PRECONDITION  # refused as things are
 LONGEST: Final = 2048  # characters of each text; clients limit metadata to 8 KiB
 # By the names of classes, because a parent's row counts for what derives from it. A test compares them with the code.
 CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
-    grpc.StatusCode.NOT_FOUND: ("ContainerNotFound", "Missing", "NoTask"),
+    grpc.StatusCode.NOT_FOUND: ("Missing",),
     grpc.StatusCode.INVALID_ARGUMENT: ("Ambiguous", "Invalid"),
     grpc.StatusCode.ALREADY_EXISTS: ("Claimed",),
     grpc.StatusCode.PERMISSION_DENIED: ("Denied",),
@@ -32,7 +32,7 @@ CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
     grpc.StatusCode.UNAVAILABLE: (
         "ContainerdUnreachable", "JournalUnusable", "ShimGone", "Unavailable",
     ),
-    grpc.StatusCode.DEADLINE_EXCEEDED: ("DeadlinePassed", "ShimTooSlow"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: ( "TimedOut",),
     grpc.StatusCode.UNIMPLEMENTED: ("ShimTooOld",),
     grpc.StatusCode.DATA_LOSS: ("RegistryDamaged",),
 }  # fmt: skip

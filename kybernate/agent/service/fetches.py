@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kybernate.agent.storage.arrivals import Arrivals
-from kybernate.node.failure import Failure
-from kybernate.node.trusted import ImageUntrusted, known_keys, ring_of, signature_of
+from kybernate.node.failure import Failure, NoImage, Refused
+from kybernate.node.trusted import known_keys, ring_of, signature_of
 from kybernate.store.errors import StoreFull
 from kybernate.store.movement.moving import ImageNowhere
 from kybernate.store.streaming.left import remove_left
-from kybernate.store.tiers.tier import ImageNotInTier, Ref, Tier
+from kybernate.store.tiers.tier import Ref, Tier
 from kybernate.verbs.node import Elsewhere
 from kybernate_shim.checkpoint.image.locate import NAME, NAMESPACE
 from kybernate_shim.checkpoint.image.manifest import Manifest, decode
@@ -82,10 +82,10 @@ class Fetches:
     async def fetch(self, namespace: str, name: str) -> Path:
         """Bring an image, and return its directory when its restore may begin; the rest arrives afterwards.
 
-        Raises ImageNotInTier, ImageUntrusted, StoreFull, Failure, and what the tier that has it raises.
+        Raises NoImage, Refused, StoreFull, Failure, and what the tier that has it raises.
         """
         if not NAME.fullmatch(name) or (namespace and not NAMESPACE.fullmatch(namespace)):
-            raise ImageNotInTier(f"{name[:300]!r} is not the name of an image")
+            raise NoImage(f"{name[:300]!r} is not the name of an image")
         fetch = self._running.get((namespace, name)) or self._begin(namespace, name)
         assert fetch.task is not None
         begun = asyncio.create_task(fetch.begun.wait())
@@ -153,13 +153,13 @@ class Fetches:
             return await self._arrivals.opened(_exactly(found, namespace, name), stored=True)
 
     def _require_trusted(self, copies: Copies, manifest: Manifest, namespace: str) -> None:
-        """Raise ImageUntrusted for what its shim would refuse. That decides again, by what has come."""
+        """Raise Refused for what its shim would refuse. That decides again, by what has come."""
         if manifest.source.namespace != namespace:
-            raise ImageUntrusted(f"{copies.ref} is an image of namespace {manifest.source.namespace!r}")
+            raise Refused(f"{copies.ref} is an image of namespace {manifest.source.namespace!r}")
         image = Image(Path(copies.ref.path), manifest, content=copies.manifest)
         signed = signature_of(image, ring_of(known_keys(self._config())))
         if namespace and signed.key is None:
-            raise ImageUntrusted(f"{copies.ref}: {signed.reason}")
+            raise Refused(f"{copies.ref}: {signed.reason}")
 
     async def _require_room(self) -> None:
         """Raise StoreFull where all that arrives would fill the disk, or the images' quota, above its watermark."""
@@ -180,16 +180,14 @@ class Fetches:
         )
         try:
             return wire.FetchResponse(path=str(await self.fetch(request.namespace, request.name)))
-        except ImageNotInTier as error:
+        except NoImage as error:
             raise RpcError(Code.NOT_FOUND, str(error)) from error
         except (Failure, OSError) as error:
             raise RpcError(Code.FAILED_PRECONDITION, str(error)) from error
 
 
 def _exactly(found: Elsewhere | None, namespace: str, name: str) -> Ref:
-    """Return the image, if it is of exactly that namespace and name. Raises ImageNotInTier."""
+    """Return the image, if it is of exactly that namespace and name. Raises NoImage."""
     if found is None or (found.ref.namespace, found.ref.name) != (namespace, name):
-        raise ImageNotInTier(
-            f"no tier has an image {namespace}/{name}" if namespace else f"no tier has an image {name}"
-        )
+        raise NoImage(f"no tier has an image {namespace}/{name}" if namespace else f"no tier has an image {name}")
     return found.ref

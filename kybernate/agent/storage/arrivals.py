@@ -13,13 +13,13 @@ from kybernate.agent.settings import StoreSettings
 from kybernate.agent.storage.named import to_bring
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
-from kybernate.node.failure import Ambiguous, Failure
+from kybernate.node.failure import Ambiguous, Failure, NoImage
 from kybernate.store.errors import StoreUnreachable
 from kybernate.store.in_thread import in_thread
 from kybernate.store.movement.turns import Turns
 from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.tier import Ref, Source, Tier
-from kybernate.store.transfer import Progress, Transfer
+from kybernate.store.transfer import Transfer, TransferProgress
 from kybernate.verbs.node import Elsewhere
 from kybernate_shim.checkpoint.image.manifest import decode
 
@@ -60,7 +60,7 @@ class Arrivals:
 
     @asynccontextmanager
     async def in_memory(
-        self, ref: Ref, restore: str, report: Callable[[Progress], object], *, stored: bool
+        self, ref: Ref, restore: str, report: Callable[[TransferProgress], object], *, stored: bool
     ) -> AsyncIterator[Path]:
         """Bring an image into memory for one restore, and yield its directory when that may begin.
 
@@ -79,7 +79,7 @@ class Arrivals:
         finally:
             await copies.close()
 
-    def transfer(self, report: Callable[[Progress], object]) -> AbstractContextManager[Transfer]:
+    def transfer(self, report: Callable[[TransferProgress], object]) -> AbstractContextManager[Transfer]:
         """Return a transfer that a restore waits for."""
         settings = self._settings()
         return self._turns.transfer(
@@ -94,14 +94,11 @@ class Arrivals:
         """Return the image of the object store that a name means now, and register it; None without one."""
         if not self._settings().url:
             return None
-        from kybernate.store.named import NotInStore  # with libraries of the extra `store`
 
         tier = await self._tiers.object()
         try:
             source = await tier.open_named(name)
-        except NotInStore as error:
-            if error.several:
-                raise
+        except NoImage:
             return None
         manifest = decode(source.manifest)
         held = await tier.find(source.ref)

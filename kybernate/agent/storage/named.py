@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kybernate.agent.storage.node_tiers import OBJECT
-from kybernate.node.failure import Failure, Missing
+from kybernate.node.failure import Failure, Missing, NoImage
 from kybernate.node.naming import listed, the_only
 from kybernate.registry.failures import IMAGE_NOT_REGISTERED_ADVICE
 from kybernate.registry.model import ImageRow
-from kybernate.store.tiers.tier import ImageNotInTier, Ref
+from kybernate.store.tiers.tier import Ref
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class TierCopy:
 
 
 def to_evict(name: str, tier: str, copies: Sequence[TierCopy]) -> Ref:
-    """Return the copy in a tier that `name` means. Raises Missing, ImageNotInTier and Ambiguous."""
+    """Return the copy in a tier that `name` means. Raises Missing, NoImage and Ambiguous."""
     _require_some(name, copies)
     there = [copy for copy in copies if copy.tier == tier]
     if not there:
-        raise ImageNotInTier(
+        raise NoImage(
             f"no copy of the name {name!r} is in tier {tier}; it means these:\n{_places(copies)}",
             state="nothing was removed",
             advice="name the tier of one of them, or a copy by its place",

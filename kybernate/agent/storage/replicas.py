@@ -12,10 +12,9 @@ from pathlib import Path
 
 from kybernate.agent.storage.named import TierCopy
 from kybernate.agent.storage.node_tiers import DISK, RAM
-from kybernate.node.failure import Missing
+from kybernate.node.failure import Missing, Refused
 from kybernate.node.images import places_called
 from kybernate.node.naming import the_only
-from kybernate.node.trusted import KeysUnreadable
 from kybernate.registry.artefacts import Artefacts, described
 from kybernate.registry.catalogue import Catalogue
 from kybernate.registry.model import ImageRow, RegisteredCopy, Replica
@@ -73,7 +72,7 @@ class Replicas:
                 if artefacts.look(Path(replica.place)) is None:
                     catalogue.drop_replica(replica.place)
                     self._changed(Path(replica.place))
-        except KeysUnreadable:
+        except Refused:
             return  # what is registered still answers
 
     def _is_here(self, replica: Replica) -> bool:

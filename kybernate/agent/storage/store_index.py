@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from kybernate.agent.storage.node_tiers import OBJECT
 from kybernate.agent.storage.replicas import Replicas
+from kybernate.node.failure import NoImage
 from kybernate.registry.model import ImageRow
 from kybernate.store.errors import StoreInvalid
-from kybernate.store.tiers.tier import ImageNotInTier, Ref
+from kybernate.store.tiers.tier import Ref
 from kybernate_shim.checkpoint.image.manifest import ManifestInvalid
 
 if TYPE_CHECKING:  # libraries of the extra `store`
@@ -61,7 +62,7 @@ async def _read(
         source = await tier.open(ref)
         held = await tier.find(ref)
         return replicas.row_of_stored(OBJECT, held, source.manifest)
-    except ImageNotInTier:
+    except NoImage:
         return None  # removed since it was listed
     except (StoreInvalid, ManifestInvalid, RecursionError) as error:
         unreadable[place] = str(error)

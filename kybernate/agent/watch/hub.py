@@ -13,17 +13,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from bisect import bisect_right
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from kybernate.agent.watch.identity import KINDS, identity
-from kybernate.agent.watch.log import MOST_BYTES, MOST_ENTRIES, ChangeLog, Entry
-from kybernate.agent.watch.revisions import last_event, of_event
 from kybernate.messages import agent_pb2 as api
 from kybernate.node.failure import Invalid
+
+MOST_ENTRIES = 4096
+MOST_BYTES = 4 << 20
 
 
 class History(Protocol):
@@ -190,3 +193,92 @@ def wanted_kinds(kinds: Collection[str]) -> frozenset[str]:
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise Invalid(f"there are no objects of the kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
     return frozenset(kinds or KINDS)
+
+
+KEYS: dict[type[Message], tuple[str, Callable[[Any], str]]] = {
+    api.Container: ("container", lambda one: f"{one.namespace}/{one.id}"),
+    api.Gpu: ("gpu", lambda one: one.uuid),
+    api.Operation: ("operation", lambda one: one.id),
+    api.Image: ("image", lambda one: one.id or one.name),
+    api.Tier: ("tier", lambda one: one.name),
+    api.Seat: ("seat", lambda one: one.name),
+    api.Event: ("event", lambda one: str(one.id)),
+}
+KINDS = tuple(kind for kind, _ in KEYS.values())  # also the names of the fields of a Change
+
+
+def identity(message: Message) -> tuple[str, str]:
+    """Return kind and key of a message. Raises TypeError for one that is no object."""
+    try:
+        kind, key = KEYS[type(message)]
+    except KeyError:
+        raise TypeError(f"{type(message).__name__} is none of {', '.join(KINDS)}") from None
+    return kind, key(message)
+
+
+ENTRY_BYTES = 200  # that an entry takes besides its message
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One change. The message is never changed once it is here."""
+
+    revision: int
+    kind: str
+    message: Message
+    time_ns: int
+    removed: bool = False
+
+
+class ChangeLog:
+    """Entries in the order of their revisions; positions count from 0, and are never used twice."""
+
+    def __init__(self, floor: int, *, most_entries: int = MOST_ENTRIES, most_bytes: int = MOST_BYTES) -> None:
+        """`floor` is the revision before the first change."""
+        self.floor = floor
+        self.first = 0
+        self._most_entries, self._most_bytes = most_entries, most_bytes
+        self._entries: deque[Entry] = deque()
+        self._bytes = 0
+
+    @property
+    def end(self) -> int:
+        """The position of the next change."""
+        return self.first + len(self._entries)
+
+    def append(self, entry: Entry) -> None:
+        """Add a change, and drop the oldest ones that there is no room for any more."""
+        self._entries.append(entry)
+        self._bytes += _size(entry)
+        while len(self._entries) > self._most_entries or (self._bytes > self._most_bytes and len(self._entries) > 1):
+            dropped = self._entries.popleft()
+            self._bytes -= _size(dropped)
+            self.floor = dropped.revision
+            self.first += 1
+
+    def at(self, position: int) -> Entry | None:
+        """Return the change at a position that is not before `first`; None at the end."""
+        return self._entries[position - self.first] if position < self.end else None
+
+    def after(self, revision: int) -> int | None:
+        """Return the position of the first change after `revision`; None where some of them are gone."""
+        if revision < self.floor:
+            return None
+        return self.first + bisect_right(self._entries, revision, key=lambda entry: entry.revision)
+
+
+def _size(entry: Entry) -> int:
+    return entry.message.ByteSize() + ENTRY_BYTES
+
+
+COUNT_BITS = 32
+
+
+def of_event(id: int) -> int:
+    """Return the revision of the change that delivers event `id`."""
+    return id << COUNT_BITS
+
+
+def last_event(revision: int) -> int:
+    """Return the id of the last event that the holder of a revision has seen; 0 where there is none."""
+    return revision >> COUNT_BITS

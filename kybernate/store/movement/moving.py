@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate.client.errors import AgentRefused, AgentUnreachable
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, NoImage, Refused
 from kybernate.node.verdict import signature_problem
 from kybernate.store.errors import (
     ChunkDamaged,
@@ -20,13 +20,13 @@ from kybernate.store.errors import (
 )
 from kybernate.store.same_image import is_same_image
 from kybernate.store.tiers.peer_connection import PeerFailed
-from kybernate.store.tiers.tier import IMAGE_DIFFERS_ADVICE, Held, ImageNotInTier, Ref, Tier
+from kybernate.store.tiers.tier import IMAGE_DIFFERS_ADVICE, Held, Ref, Tier
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import ManifestInvalid, decode
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
 
-OF_SOURCES: Final = (ImageNotInTier, ImageDamaged, ChunkDamaged, StoreInvalid, ObjectMissing, OSError)
+OF_SOURCES: Final = (NoImage, ImageDamaged, ChunkDamaged, StoreInvalid, ObjectMissing, OSError)
 OF_PEERS: Final = (PeerFailed, AgentUnreachable, AgentRefused)
 OF_NETWORKS: Final = (StoreUnreachable, StoreDenied)
 OF_COPIES: Final = (*OF_SOURCES, *OF_PEERS, *OF_NETWORKS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kybernate.store.policy.model import Priority
-from kybernate.store.transfer import Progress, Transfer
+from kybernate.store.transfer import Transfer, TransferProgress
 
 
 class Turns:
@@ -29,7 +29,7 @@ class Turns:
         parallel: int = 4,
         level: int | None = 3,
         bytes_per_second: float = 0.0,
-        report: Callable[[Progress], object] = lambda progress: None,
+        report: Callable[[TransferProgress], object] = lambda progress: None,
     ) -> Iterator[Transfer]:
         """Give a transfer that takes its turn among those of the others while the block runs."""
         self._active[priority] += 1
@@ -54,7 +54,7 @@ class _InTurn(Transfer):
         parallel: int,
         level: int | None,
         bytes_per_second: float,
-        report: Callable[[Progress], object],
+        report: Callable[[TransferProgress], object],
     ) -> None:
         super().__init__(parallel, level, bytes_per_second, report)
         self._turns, self._priority = turns, priority

@@ -24,7 +24,8 @@ from kybernate.store.streaming.sink import ArrivingSink
 from kybernate.store.tiers.directory import require_whole
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import Manifest, ManifestInvalid, decode
-from kybernate_shim.checkpoint.image.store import TierFull, require_space
+from kybernate_shim.checkpoint.image.store import require_space
+from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.vram_io import digest
 from kybernate_shim.vram_io.arrival import BLOCK, Description
@@ -181,5 +182,5 @@ def _require_room(directory: Path, data: Mapping[str, int], *, given_back: Mappi
     needed = sum(size for name, size in data.items() if name not in given_back)
     try:
         require_space(directory, needed, what="image")
-    except TierFull as error:
+    except NoRoom as error:
         raise Failure(str(error), advice=IMAGE_NOT_ARRIVED_ADVICE) from error

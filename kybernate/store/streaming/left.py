@@ -7,23 +7,17 @@ import os
 import shutil
 from pathlib import Path
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Refused
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.vram_io.image_files import ARRIVAL
 
 DEPTH = 2  # of an image below the root: NAME, or NAMESPACE/NAME
 
 
-class PlaceBusy(Failure):
-    """Another process brings an image to the same place."""
-
-    advice = "wait until it has; `kybernate images --all` shows the image as unfinished until then"
-
-
 def remove_left(directory: Path) -> bool:
     """Remove a directory in which an image has begun to arrive that will not end to; return whether it was one.
 
-    Blocks. Raises PlaceBusy where another process still brings it.
+    Blocks. Raises Refused where another process still brings it.
     """
     if (directory / NAME).exists():
         return False
@@ -34,7 +28,11 @@ def remove_left(directory: Path) -> bool:
     try:
         fcntl.flock(record, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise PlaceBusy(f"another process brings the image {directory}", state="nothing was begun") from None
+        raise Refused(
+            f"another process brings the image {directory}",
+            state="nothing was begun",
+            advice="wait until it has; `kybernate images --all` shows the image as unfinished until then",
+        ) from None
     finally:
         os.close(record)
     shutil.rmtree(directory)
@@ -50,6 +48,6 @@ def remove_all_left(root: Path) -> list[Path]:
     for directory in found:
         try:
             removed += [directory] if remove_left(directory) else []
-        except PlaceBusy:
+        except Refused:
             continue
     return removed

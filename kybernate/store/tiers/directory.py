@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.node.deleting import delete
-from kybernate.node.failure import Refused
+from kybernate.node.failure import NoImage, Refused
 from kybernate.node.filesystem import space_of
 from kybernate.node.images import places_below
 from kybernate.store.errors import ImageDamaged, StoreFull
@@ -24,24 +24,23 @@ from kybernate.store.sink import DirectorySink
 from kybernate.store.tiers import copying
 from kybernate.store.tiers.arrived import NAME as RECORD
 from kybernate.store.tiers.arrived import Arrived
-from kybernate.store.tiers.tier import IMAGE_DIFFERS_ADVICE, Have, Held, ImageNotInTier, Ref, Room, Source
+from kybernate.store.tiers.tier import IMAGE_DIFFERS_ADVICE, Have, Held, Ref, Room, Source
 from kybernate.store.transfer import Transfer
+from kybernate_shim import errors
 from kybernate_shim.checkpoint.image.manifest import NAME, Manifest, decode
 from kybernate_shim.checkpoint.image.store import (
     CheckpointInvalid,
     CheckpointNotFound,
     Image,
-    TierFull,
     listed,
-    problems_of,
     read_image,
     require_space,
-    verify,
 )
+from kybernate_shim.checkpoint.image.verification import problems_of, verify
 from kybernate_shim.config import Config
+from kybernate_shim.errors import NoRoom
 from kybernate_shim.linux.atomic_write import sync
 from kybernate_shim.linux.private_files import FILE_MODE, make_directory
-from kybernate_shim.trust.keys import KeyUnusable
 
 ARRIVING = ".kybernate-arriving-"  # begins the name of a directory that an image comes into; no list shows it
 READ_BYTES = 2 << 20  # that are given to a sink in one call
@@ -121,7 +120,7 @@ class DirectoryTier:
         missing = max(0, sum(file.size for file in manifest.stored_files) - there)
         try:
             require_space(arriving, missing, what="image")
-        except TierFull as error:
+        except NoRoom as error:
             raise StoreFull(str(error), state="what had arrived stays for the next attempt") from error
         used = sum(image.bytes for image in self._images()) if self.quota else 0
         if self.quota and used + missing > self.quota:
@@ -165,7 +164,7 @@ class DirectoryTier:
             return require_whole(image.path, image.manifest)
         try:
             problems = verify(image.path, encryption_key=Config.load().encryption_key)
-        except (CheckpointInvalid, KeyUnusable) as error:
+        except (CheckpointInvalid, errors.Refused) as error:
             raise ImageDamaged(f"{image.path} cannot be compared with its manifest: {error}") from error
         if problems:
             raise ImageDamaged(f"{image.path}: files are not as the manifest says: {listed(problems)}")
@@ -191,9 +190,9 @@ class DirectoryTier:
         try:
             image = read_image(self._place(ref))
         except (CheckpointNotFound, CheckpointInvalid) as error:
-            raise ImageNotInTier(f"tier {self.name} has no image {ref}: {error}") from error
+            raise NoImage(f"tier {self.name} has no image {ref}: {error}") from error
         if ref.id and image.manifest.id != ref.id:
-            raise ImageNotInTier(f"tier {self.name} has another image of the name {ref}, {image.manifest.id}")
+            raise NoImage(f"tier {self.name} has another image of the name {ref}, {image.manifest.id}")
         return image
 
     def _images(self) -> list[Held]:

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from kybernate.node.failure import Refused
+from kybernate.node.failure import NoImage, Refused
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ImageDamaged, ImageNotStored
+from kybernate.store.errors import ImageDamaged
 from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.images import StoredImage, require_same, store_files
 from kybernate.store.named import named_recipe
 from kybernate.store.tiers.directory import require_whole
-from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref, Room, Source
+from kybernate.store.tiers.tier import Held, Ref, Room, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import decode
 
@@ -50,7 +50,7 @@ class ObjectTier:
         return StoredImage(self._store, recipe, replace(_ref_of(recipe), name=ref.name or recipe.name))
 
     async def open_named(self, name: str) -> Source:
-        """Open what an id, a name or NAMESPACE/NAME means. Raises NotInStore."""
+        """Open what an id, a name or NAMESPACE/NAME means. Raises NoImage and Ambiguous."""
         recipe = await named_recipe(self._store, name)
         return StoredImage(self._store, recipe, _ref_of(recipe))
 
@@ -63,7 +63,7 @@ class ObjectTier:
         manifest = decode(source.manifest)
         try:
             known = await self._recipe(Ref(manifest.source.namespace, "", manifest.id))
-        except ImageNotInTier:
+        except NoImage:
             pass
         else:
             require_same(known, source.manifest)
@@ -95,14 +95,14 @@ class ObjectTier:
             if ref.id:
                 return await self._store.recipe(ref.namespace, ref.id)
             return await self._newest(ref)
-        except ImageNotStored as error:
-            raise ImageNotInTier(f"tier {self.name} has no image {ref or ref.id}") from error
+        except NoImage as error:
+            raise NoImage(f"tier {self.name} has no image {ref or ref.id}") from error
 
     async def _newest(self, ref: Ref) -> Recipe:
         """Return the newest image of a name: an object store keeps several."""
         named = [recipe async for recipe in self._store.recipes(ref.namespace) if recipe.name == ref.name]
         if not named:
-            raise ImageNotStored(f"no image {ref}")
+            raise NoImage(f"no image {ref}")
         return max(named, key=lambda recipe: recipe.created)
 
     def _held(self, recipe: Recipe) -> Held:

@@ -17,16 +17,16 @@ import grpc
 
 from kybernate.client.errors import AgentRefused, translated
 from kybernate.client.requests import Pages
-from kybernate.client.target import Target
+from kybernate.client.target import Endpoint
 from kybernate.messages import agent_pb2, peer_pb2
 from kybernate.messages.agent_pb2_grpc import CheckpointsStub
 from kybernate.messages.peer_pb2_grpc import PeersStub
-from kybernate.node.failure import Refused
+from kybernate.node.failure import NoImage, Refused
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
 from kybernate.store.reader import Sink
 from kybernate.store.tiers.peer_connection import PeerConnection, PeerFailed
 from kybernate.store.tiers.peer_reading import Reading
-from kybernate.store.tiers.tier import Have, Held, ImageNotInTier, Ref, Room, Source
+from kybernate.store.tiers.tier import Have, Held, Ref, Room, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.locate import NAME, NAMESPACE
 from kybernate_shim.checkpoint.image.manifest import Manifest, ManifestInvalid, decode
@@ -48,7 +48,7 @@ class PeerTier:
     """The images of the node `node`, whose agent is at `target`. `config` says which keys sign images here."""
 
     node: str
-    target: Target
+    target: Endpoint
     config: Config
     level: int = 3
     durable: bool = True
@@ -74,11 +74,11 @@ class PeerTier:
                 image = await CheckpointsStub(channel).GetImage(request, timeout=CALL_SECONDS)
         held = self._held(image)
         if held is None:
-            raise ImageNotInTier(f"tier {self.name} has no image {ref}: it is not whole there")
+            raise NoImage(f"tier {self.name} has no image {ref}: it is not whole there")
         return held
 
     async def open(self, ref: Ref) -> Source:
-        """Open an image. Raises ImageNotInTier, PeerFailed, AgentUnreachable and AgentRefused."""
+        """Open an image. Raises NoImage, PeerFailed, AgentUnreachable and AgentRefused."""
         return await self.open_named(_name_of(ref), ref)
 
     async def open_named(self, name: str, wanted: Ref = ANY) -> PeerSource:
@@ -157,22 +157,22 @@ class PeerSource:
         return PeerConnection(self._tier.target)
 
 
-async def open_image(channel: grpc.aio.Channel, target: Target, name: str) -> peer_pb2.OpenedImage:
-    """Open an image by its name. Raises ImageNotInTier, AgentUnreachable and AgentRefused."""
+async def open_image(channel: grpc.aio.Channel, target: Endpoint, name: str) -> peer_pb2.OpenedImage:
+    """Open an image by its name. Raises NoImage, AgentUnreachable and AgentRefused."""
     request = peer_pb2.OpenImageRequest(image=name)
     with _found_at(target):
         return await PeersStub(channel).OpenImage(request, timeout=CALL_SECONDS)
 
 
 @contextmanager
-def _found_at(target: Target) -> Iterator[None]:
-    """Raises ImageNotInTier where the agent does not know an image, AgentUnreachable and AgentRefused."""
+def _found_at(target: Endpoint) -> Iterator[None]:
+    """Raises NoImage where the agent does not know an image, AgentUnreachable and AgentRefused."""
     try:
         with translated(target.address):
             yield
     except AgentRefused as error:
         if error.code == grpc.StatusCode.NOT_FOUND.name:
-            raise ImageNotInTier(f"{target.address}: {error}") from error
+            raise NoImage(f"{target.address}: {error}") from error
         raise
 
 

@@ -10,7 +10,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from kybernate.client.target import Target, Tls
+from kybernate.client.contexts import Tls
+from kybernate.client.target import Endpoint
 from kybernate.node.failure import Failure
 
 SECONDS: Final = 30.0  # without a byte
@@ -38,7 +39,7 @@ PEER_REFUSED_ADVICE: Final = "its log says why; `kybernate images` there shows t
 class PeerConnection:
     """Connects when it is first used, and again after a failure."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Endpoint) -> None:
         if target.tls is None:
             raise ValueError(f"{target.address}: images are read over TLS")
         host, _, port = target.address.rpartition(":")

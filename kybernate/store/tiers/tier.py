@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from kybernate.node.failure import Failure
 from kybernate.store.reader import Sink
 from kybernate.store.transfer import Transfer
-
-
-class ImageNotInTier(Failure):
-    """The tier has no complete image of that name and id."""
-
 
 IMAGE_DIFFERS_ADVICE: Final = "remove it there, or give one of the two another name"
 
@@ -101,10 +95,10 @@ class Tier(Protocol):
         """Yield what it has, in no order. Raises Failure where it cannot be examined."""
 
     async def find(self, ref: Ref) -> Held:
-        """Return what it has of an image. Raises ImageNotInTier."""
+        """Return what it has of an image. Raises NoImage."""
 
     async def open(self, ref: Ref) -> Source:
-        """Open an image. Raises ImageNotInTier."""
+        """Open an image. Raises NoImage."""
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
         """Take over an image, which is there when this returns, and not before. One that is there already is fine.
@@ -117,7 +111,7 @@ class Tier(Protocol):
         """Remove what a transfer has left that will not be continued."""
 
     async def verify(self, ref: Ref) -> None:
-        """Make sure that an image could be restored from here. Raises ImageNotInTier, ImageDamaged, and OSError."""
+        """Make sure that an image could be restored from here. Raises NoImage, ImageDamaged, and OSError."""
 
     async def remove(self, ref: Ref) -> None:
         """Remove an image; one that is not there is fine."""

@@ -61,10 +61,6 @@ EXCLUSIVE: Final = (frozenset({"tcp-close", "tcp-established"}),)
 REPEATABLE: Final = ("external", "irmap-scan-path", "skip-mnt")
 
 
-class CriuOptionInvalid(Refused):
-    """A line that CRIU's configuration file cannot express, or that does not belong there."""
-
-
 @dataclass(frozen=True)
 class CriuOptions:
     """What we want of CRIU, for a dump and, the same, for the restore of it.
@@ -87,7 +83,7 @@ class CriuOptions:
     extra: tuple[str, ...] = ()  # whole lines, of mounts for example
 
     def lines(self) -> list[str]:
-        """Return the configuration, one option a line. Raises CriuOptionInvalid."""
+        """Return the configuration, one option a line. Raises Refused."""
         switches = {
             "tcp-close": self.tcp == "close",
             "tcp-established": self.tcp == "established",
@@ -108,11 +104,11 @@ class CriuOptions:
 def line(option: str, value: str = "") -> str:
     """Return one line of CRIU's configuration file.
 
-    Raises CriuOptionInvalid for what its reader would cut, or take for another line or another option.
+    Raises Refused for what its reader would cut, or take for another line or another option.
     """
     text = f"{option} {value}" if value else option
     if not LINE.fullmatch(text):
-        raise CriuOptionInvalid(
+        raise Refused(
             f'{option}: CRIU cannot read {value!r} from a file, because of a blank, a line break, " or #, or a'
             " leading -"
         )
@@ -131,7 +127,7 @@ def write_config(directory: Path, options: CriuOptions, users: Iterable[Path | N
     """Write the two files that CRIU reads into `directory`, ours first and the lines of the users' files after them.
 
     An option that a user's file has, in whatever form, is left to it. Without a directory of plugins, CRIU would load
-    all of /usr/lib/criu: so it gets an empty one. Raises CriuOptionInvalid and OSError.
+    all of /usr/lib/criu: so it gets an empty one. Raises Refused and OSError.
     """
     theirs = [allowed(text, path) for path in users if path for text in read_lines(path)]
     if options.libdir is None:
@@ -168,7 +164,7 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 def read_lines(path: Path) -> list[str]:
     """Return a configuration file's lines without comments; a file that is not there has none, as CRIU sees it.
 
-    Raises CriuOptionInvalid for what is no such file, or for one that another user than root can write.
+    Raises Refused for what is no such file, or for one that another user than root can write.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -177,9 +173,9 @@ def read_lines(path: Path) -> list[str]:
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > USERS_FILE_BYTES:
-            raise CriuOptionInvalid(f"{path}: not a configuration file of CRIU's. Nothing was changed")
+            raise Refused(f"{path}: not a configuration file of CRIU's. Nothing was changed")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise CriuOptionInvalid(
+            raise Refused(
                 f"{path} belongs to uid {status.st_uid} and has mode {status.st_mode & 0o7777:04o}: CRIU runs as"
                 " root, so"
                 f" only root may write its options (`chown root {path}; chmod go-w {path}`). Nothing was changed"
@@ -189,9 +185,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def allowed(text: str, path: Path) -> str:
-    """Return a line of a user's file in our form. Raises CriuOptionInvalid for an option that is not allowed there."""
+    """Return a line of a user's file in our form. Raises Refused for an option that is not allowed there."""
     if _option(text) not in ALLOWED:
-        raise CriuOptionInvalid(
+        raise Refused(
             f"{path}: the option {text.split()[0]!r} is not allowed: CRIU runs as root, and it could run programs or"
             " reach"
             " files there. Remove the line; nothing was changed"

@@ -23,8 +23,9 @@ from typing import Any, Final, Protocol
 
 from kybernate_shim.checkpoint.criu import images
 from kybernate_shim.checkpoint.criu.credentials import credentials, held
-from kybernate_shim.checkpoint.criu.images import CriuImageInvalid, DumpedMount
-from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse, to_json
+from kybernate_shim.checkpoint.criu.images import DumpedMount
+from kybernate_shim.checkpoint.image.codec import from_json, parse, to_json
+from kybernate_shim.errors import Damaged
 from kybernate_shim.linux.children import Child
 from kybernate_shim.linux.credentials import ProcessCredentials
 from kybernate_shim.trust.credentials import NeedsCapability
@@ -77,7 +78,7 @@ class Copier(Protocol):
 async def inspect(
     children: Copier, directory: Path, limits: ReaderLimits | None = None, *, privileges: bool = False
 ) -> Inspection:
-    """Return what the CRIU images in `directory` say. Raises CriuImageInvalid, also where reading them hits a limit.
+    """Return what the CRIU images in `directory` say. Raises Damaged, also where reading them hits a limit.
 
     `privileges`: those of the processes, too. A cancelled caller leaves no reader behind.
     """
@@ -89,21 +90,21 @@ async def inspect(
             ended = await asyncio.wait_for(asyncio.shield(child.exited), limits.seconds)
         except TimeoutError:
             await child.end()
-            raise CriuImageInvalid(f"{directory}: CRIU's images were not read within {limits.seconds:g} s") from None
+            raise Damaged(f"{directory}: CRIU's images were not read within {limits.seconds:g} s") from None
         except asyncio.CancelledError:
             await child.end()
             raise
         if ended.status not in (0, REFUSED):
-            raise CriuImageInvalid(f"{directory}: {_limited(limits)} (the reader ended with status {ended.status})")
+            raise Damaged(f"{directory}: {_limited(limits)} (the reader ended with status {ended.status})")
         content = os.pread(answer, MOST_ANSWER, 0)
     finally:
         os.close(answer)
     if ended.status == REFUSED:
-        raise CriuImageInvalid(content.decode(errors="replace"))
+        raise Damaged(content.decode(errors="replace"))
     try:
         return await asyncio.to_thread(lambda: from_json(Inspection, parse(content, most=MOST_VALUES)))
-    except (FieldInvalid, ValueError) as error:
-        raise CriuImageInvalid(f"{directory}: CRIU's images are invalid: {error}") from error
+    except ValueError as error:
+        raise Damaged(f"{directory}: CRIU's images are invalid: {error}") from error
 
 
 @asynccontextmanager
@@ -129,7 +130,7 @@ async def inspecting(
 
 
 def examine(directory: Path, *, privileges: bool = False) -> Inspection:
-    """Read the images, with no limits but those of `images`; `inspect` runs it. Raises CriuImageInvalid."""
+    """Read the images, with no limits but those of `images`; `inspect` runs it. Raises Damaged."""
     return Inspection(
         pids=images.pids(directory),
         mounts=images.mounts(directory),
@@ -153,7 +154,7 @@ def _answer(work: Callable[[], Any], answer: int, limits: ReaderLimits) -> int:
     _limit(limits)
     try:
         status, content = 0, json.dumps(to_json(work())).encode()
-    except CriuImageInvalid as error:
+    except Damaged as error:
         status, content = REFUSED, str(error).encode(errors="replace")[: 4 << 10]
     except MemoryError:
         status, content = REFUSED, _limited(limits).encode()

@@ -14,16 +14,8 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from kybernate_shim.checkpoint.criu.images import (
-    CORE,
-    FILES,
-    IDS,
-    INTERNET_SOCKET,
-    INVENTORY,
-    PSTREE,
-    CriuImageInvalid,
-    entries,
-)
+from kybernate_shim.checkpoint.criu.images import CORE, FILES, IDS, INTERNET_SOCKET, INVENTORY, PSTREE, entries
+from kybernate_shim.errors import Damaged
 from kybernate_shim.linux.credentials import NAMESPACES, NO_LOGIN, REAL_TIME, Capabilities, ProcessCredentials, is_below
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.trust.credentials import NeedsCapability
@@ -68,7 +60,7 @@ class _Image:
 def credentials(directory: Path) -> tuple[ProcessCredentials, ...]:
     """Return the privileges of every thread in the images, the first one of each process first.
 
-    Dead processes are left out. Raises CriuImageInvalid for files that CRIU would not have written.
+    Dead processes are left out. Raises Damaged for files that CRIU would not have written.
     """
     image = None
     found: list[ProcessCredentials] = []
@@ -78,17 +70,15 @@ def credentials(directory: Path) -> tuple[ProcessCredentials, ...]:
             continue
         image = image or _image(directory, first)
         if process.pid not in process.threads or len(found) + len(process.threads) > MOST_THREADS:
-            raise CriuImageInvalid(
-                f"{directory / 'pstree.img'}: process {process.pid} has {len(process.threads)} threads"
-            )
+            raise Damaged(f"{directory / 'pstree.img'}: process {process.pid} has {len(process.threads)} threads")
         found += _process(image, process, first)
     if not found:
-        raise CriuImageInvalid(f"{directory / 'pstree.img'}: no living process")
+        raise Damaged(f"{directory / 'pstree.img'}: no living process")
     return tuple(found)
 
 
 def held(directory: Path) -> tuple[NeedsCapability, ...]:
-    """Return what is open or loaded in the images that takes a capability to make. Raises CriuImageInvalid."""
+    """Return what is open or loaded in the images that takes a capability to make. Raises Damaged."""
     found = []
     for entry in entries(directory / "files.img", FILES, criu.File):
         if entry.type == INTERNET_SOCKET and entry.internet.type == RAW:
@@ -132,7 +122,7 @@ def _thread(
     maps: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> ProcessCredentials:
     if not thread.HasField("creds"):
-        raise CriuImageInvalid(f"{image.directory / f'core-{tid}.img'}: no credentials")
+        raise Damaged(f"{image.directory / f'core-{tid}.img'}: no credentials")
     creds = thread.creds
     return ProcessCredentials(
         pid=pid,
@@ -195,7 +185,7 @@ def _row(image: _Image, thread: criu.Thread) -> list[int]:
     place = thread.seccomp_filter if thread.HasField("seccomp_filter") else None
     while place is not None:
         if place >= len(image.filters) or len(found) == MOST_FILTERS:
-            raise CriuImageInvalid(f"{image.directory / 'seccomp.img'}: no filter {place} in a chain of {len(found)}")
+            raise Damaged(f"{image.directory / 'seccomp.img'}: no filter {place} in a chain of {len(found)}")
         found.append(place)
         place = image.order[place]
     return found
@@ -239,7 +229,7 @@ def _stray(image: _Image, thread: criu.Thread) -> str:
 def _one(found: Iterator[M], name: str) -> M:
     message = next(found, None)
     if message is None:
-        raise CriuImageInvalid(f"{name}: empty")
+        raise Damaged(f"{name}: empty")
     return message
 
 

@@ -67,10 +67,6 @@ TYPES: Final = {
 M = TypeVar("M", bound=Message)
 
 
-class CriuImageInvalid(Damaged):
-    """A file of CRIU's is missing or is not what its name says."""
-
-
 @dataclass(frozen=True)
 class DumpedMount:
     """A mount as a restore will make it. `key` is what an external one must be offered under, "" for others."""
@@ -97,13 +93,13 @@ class DumpStats:
 def processes(directory: Path, *, page_size: int = 4096) -> tuple[ImageProcess, ...]:
     """Return the processes in the images, in CRIU's order: parents come before their children.
 
-    `page_size` is the dumping machine's. Raises CriuImageInvalid.
+    `page_size` is the dumping machine's. Raises Damaged.
     """
     found = []
     for entry in entries(directory / "pstree.img", PSTREE, criu.Process):
         core = next(entries(directory / f"core-{entry.pid}.img", CORE, criu.Core), None)
         if core is None:
-            raise CriuImageInvalid(f"{directory / f'core-{entry.pid}.img'}: empty")
+            raise Damaged(f"{directory / f'core-{entry.pid}.img'}: empty")
         found.append(ImageProcess(entry.pid, core.task.name, memory_pages(directory, entry.pid) * page_size))
     return tuple(found)
 
@@ -118,7 +114,7 @@ def memory_pages(directory: Path, pid: int) -> int:
 
 
 def mounts(directory: Path) -> tuple[DumpedMount, ...]:
-    """Return the mounts in the images, of every mount namespace, the root itself left out. Raises CriuImageInvalid."""
+    """Return the mounts in the images, of every mount namespace, the root itself left out. Raises Damaged."""
     found: list[DumpedMount] = []
     for path in _mount_files(directory):
         for entry in entries(path, MOUNTS, criu.Mount, most=MOST_MOUNTS):
@@ -127,16 +123,16 @@ def mounts(directory: Path) -> tuple[DumpedMount, ...]:
             place = entry.mountpoint or "/"
             mount = DumpedMount(place, kind, entry.key, entry.root, entry.id, entry.parent, writable, entry.device)
             if max(map(len, (mount.destination, kind, mount.key, mount.root))) > LONGEST_PATH:
-                raise CriuImageInvalid(f"{path}: a mount with a path of more than {LONGEST_PATH} characters")
+                raise Damaged(f"{path}: a mount with a path of more than {LONGEST_PATH} characters")
             if len(found) == MOST_MOUNTS:
-                raise CriuImageInvalid(f"{path}: more than {MOST_MOUNTS} mounts with those of the other namespaces")
+                raise Damaged(f"{path}: more than {MOST_MOUNTS} mounts with those of the other namespaces")
             if mount.destination != "/":
                 found.append(mount)
     return tuple(found)
 
 
 def root_writable(directory: Path) -> bool:
-    """Return whether a root filesystem in the images is mounted for writing. Raises CriuImageInvalid."""
+    """Return whether a root filesystem in the images is mounted for writing. Raises Damaged."""
     files = (entries(path, MOUNTS, criu.Mount, most=MOST_MOUNTS) for path in _mount_files(directory))
     return any(entry.mountpoint in ("", "/") and not entry.flags & MS_RDONLY for file in files for entry in file)
 
@@ -144,7 +140,7 @@ def root_writable(directory: Path) -> bool:
 def foreign_roots(directory: Path) -> frozenset[int]:
     """Return the ids of mounts that are the root of a process and not the container's root filesystem, or a part of it.
 
-    A program may have made a mount namespace with another root. Raises CriuImageInvalid.
+    A program may have made a mount namespace with another root. Raises Damaged.
     """
     first = next(iter(pids(directory)), 0)
     own = next(entries(directory / f"ids-{first}.img", IDS, criu.Kernel), criu.Kernel())
@@ -160,25 +156,25 @@ def foreign_roots(directory: Path) -> frozenset[int]:
 def _mount_files(directory: Path) -> list[Path]:
     found = sorted(islice(directory.glob("mountpoints-*.img"), MOST_NAMESPACES + 1))
     if len(found) > MOST_NAMESPACES:
-        raise CriuImageInvalid(f"{directory}: mounts of more than {MOST_NAMESPACES} namespaces")
+        raise Damaged(f"{directory}: mounts of more than {MOST_NAMESPACES} namespaces")
     return found
 
 
 def pids(directory: Path) -> tuple[int, ...]:
-    """Return the pids of all processes in the images, parents before their children. Raises CriuImageInvalid."""
+    """Return the pids of all processes in the images, parents before their children. Raises Damaged."""
     return tuple(entry.pid for entry in entries(directory / "pstree.img", PSTREE, criu.Process, most=MOST_PROCESSES))
 
 
 def has_internet_sockets(directory: Path) -> bool:
-    """Return whether a process holds a TCP or UDP socket, of whatever state. Raises CriuImageInvalid."""
+    """Return whether a process holds a TCP or UDP socket, of whatever state. Raises Damaged."""
     return any(entry.type == INTERNET_SOCKET for entry in entries(directory / "files.img", FILES, criu.File))
 
 
 def stats(path: Path) -> DumpStats:
-    """Read CRIU's `stats-dump`, which it leaves in the work directory. Raises CriuImageInvalid."""
+    """Read CRIU's `stats-dump`, which it leaves in the work directory. Raises Damaged."""
     entry = next(entries(path, STATS, criu.Stats, service=SERVICE), None)
     if entry is None:
-        raise CriuImageInvalid(f"{path}: empty")
+        raise Damaged(f"{path}: empty")
     return DumpStats(entry.dump.frozen_us // 1000, entry.dump.pages_scanned, entry.dump.pages_written)
 
 
@@ -195,32 +191,32 @@ def entries(
     """Yield the entries of the regular file `path` after its first `head` ones, one at a time in memory.
 
     `service` is the magic number before its own. More than `most` entries or `most_bytes` bytes are refused; None is
-    for files of any size, such as the lists of a process's pages. Raises CriuImageInvalid.
+    for files of any size, such as the lists of a process's pages. Raises Damaged.
     """
     expected = (magic,) if service is None else (service, magic)
     try:
         # The descriptor belongs to the stream, which closes it.
         with os.fdopen(open_plain(path, most=most_bytes), "rb", buffering=BUFFER) as stream:
             if stream.read(4 * len(expected)) != struct.pack(f"<{len(expected)}I", *expected):
-                raise CriuImageInvalid(f"{path}: not the CRIU image that its name indicates")
+                raise Damaged(f"{path}: not the CRIU image that its name indicates")
             for number, data in enumerate(_cut(path, stream)):
                 if most is not None and number >= most + head:
-                    raise CriuImageInvalid(f"{path}: more than {most} entries")
+                    raise Damaged(f"{path}: more than {most} entries")
                 if number >= head:
                     yield _parse(path, kind, data)
     except OSError as error:
-        raise CriuImageInvalid(f"{path}: {error.strerror}") from error
+        raise Damaged(f"{path}: {error.strerror}") from error
 
 
 def _cut(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     """Yield the bytes of each entry that follows in `stream`."""
     while head := stream.read(4):
         if len(head) < 4:
-            raise CriuImageInvalid(f"{path}: ends in the middle of an entry's length")
+            raise Damaged(f"{path}: ends in the middle of an entry's length")
         (length,) = struct.unpack("<I", head)
         data = stream.read(length) if length <= LONGEST else b""
         if len(data) < length:
-            raise CriuImageInvalid(f"{path}: ends in the middle of an entry of {length} bytes")
+            raise Damaged(f"{path}: ends in the middle of an entry of {length} bytes")
         yield data
 
 
@@ -229,5 +225,5 @@ def _parse(path: Path, kind: type[M], data: bytes) -> M:
     try:
         message.ParseFromString(data)
     except (DecodeError, RuntimeError) as error:
-        raise CriuImageInvalid(f"{path}: {error}") from error
+        raise Damaged(f"{path}: {error}") from error
     return message

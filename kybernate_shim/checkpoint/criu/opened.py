@@ -17,15 +17,8 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from kybernate_shim.checkpoint.criu.images import (
-    COMMON,
-    FILES,
-    MOST_PROCESSES,
-    CriuImageInvalid,
-    DumpedMount,
-    entries,
-    pids,
-)
+from kybernate_shim.checkpoint.criu.images import COMMON, FILES, MOST_PROCESSES, DumpedMount, entries, pids
+from kybernate_shim.errors import Damaged
 from kybernate_shim.linux.private_files import write_private
 from kybernate_shim.messages import criu_pb2 as criu
 
@@ -67,7 +60,7 @@ class OpenedFiles:
 
 
 def opened(directory: Path) -> OpenedFiles:
-    """Return what the images in `directory` have open. Raises CriuImageInvalid."""
+    """Return what the images in `directory` have open. Raises Damaged."""
     paths: dict[int, OpenedPath] = {}
     sockets: list[OpenedPath] = []
     unix = False
@@ -82,14 +75,14 @@ def opened(directory: Path) -> OpenedFiles:
 
 
 def remaps(directory: Path) -> Iterator[criu.Remap]:
-    """Yield where a restore finds the files whose names are gone, in CRIU's order. Raises CriuImageInvalid."""
+    """Yield where a restore finds the files whose names are gone, in CRIU's order. Raises Damaged."""
     path = directory / REMAP_FILE
     if path.exists():
         yield from entries(path, REMAPS, criu.Remap)
 
 
 def descriptors_of(directory: Path, number: int) -> set[int]:
-    """Return under which descriptors a file is open, of whatever processes. Raises CriuImageInvalid."""
+    """Return under which descriptors a file is open, of whatever processes. Raises Damaged."""
     tables = islice(directory.glob("fdinfo-*.img"), MOST_PROCESSES)
     found = (one for table in tables for one in entries(table, DESCRIPTORS, criu.Descriptor))
     return {one.number for one in found if one.file == number}
@@ -101,11 +94,11 @@ def ghost_file(directory: Path, number: int) -> Path:
 
 
 def ghost_mode(directory: Path, number: int) -> int:
-    """Return the kind and the mode of a file that has no name. Raises CriuImageInvalid."""
+    """Return the kind and the mode of a file that has no name. Raises Damaged."""
     path = ghost_file(directory, number)
     found = next(entries(path, GHOST, criu.Ghost, most_bytes=None), None)
     if found is None:
-        raise CriuImageInvalid(f"{path}: empty")
+        raise Damaged(f"{path}: empty")
     return found.mode
 
 
@@ -115,7 +108,7 @@ def order_removals(directory: Path, found: OpenedFiles, exists: Callable[[str], 
     CRIU makes deleted files again for the moment of opening them, and removes them in the order of its image, where a
     directory comes before another one inside of it if that was found later: rmdir(2) fails then. And what it makes on
     the way to a deleted directory, it does not remove at all: so the directory gets a name in one that `exists`, or
-    that is made as well. Raises CriuImageInvalid and OSError.
+    that is made as well. Raises Damaged and OSError.
     """
     ghosts = [one for one in found.remaps if one.kind == criu.Remap.GHOST and one.file in found.paths]
     made = {one.file: found.paths[one.file].path for one in ghosts if _is_directory(directory, one)}
@@ -156,7 +149,7 @@ def forget_sizes(directory: Path, mounts: Iterable[DumpedMount]) -> None:
     """Let files grow between the dump and the restore that programs append to, on mounts that others write to as well.
 
     CRIU opens a file only with the size that it had, but for those that are open for appending alone. Where a program
-    may read as well, its offset stays what it was. Raises CriuImageInvalid and OSError.
+    may read as well, its offset stays what it was. Raises Damaged and OSError.
     """
     shared = {mount.id for mount in mounts if mount.key}
     found = list(entries(directory / FILES_FILE, FILES, criu.File)) if shared else []

@@ -66,7 +66,7 @@ def readable_inside(
 ) -> Iterator[Path]:
     """Yield the directory from which CRIU restores: `image`, or one that has other content under the names `replaced`.
 
-    For a container with own ids, what lies there belongs to its root. Raises CriuImageInvalid and OSError.
+    For a container with own ids, what lies there belongs to its root. Raises Damaged and OSError.
     """
     users, groups = (spec.linux.get(name) or () for name in ("uidMappings", "gidMappings"))
     files = sorted(image.glob("userns-*.img"))
@@ -109,7 +109,7 @@ def root_of_ids(ranges: Ranges) -> int:
 def moved_owners(image: Path, spec: Spec) -> Owners:
     """Return what makes of a file's owner and group, as the node sees them, those of the new container.
 
-    Ids outside of the dumped container's ranges stay. Raises CriuImageInvalid.
+    Ids outside of the dumped container's ranges stay. Raises Damaged.
     """
     files = sorted(image.glob("userns-*.img"))
     users, groups = (spec.linux.get(name) or () for name in ("uidMappings", "gidMappings"))

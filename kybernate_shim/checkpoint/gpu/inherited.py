@@ -26,7 +26,7 @@ from kybernate_shim.gpu.mover_client import VramMover, vram_mover
 from kybernate_shim.gpu.processes import cuda_processes
 from kybernate_shim.linux import nvidia_devices
 from kybernate_shim.linux.cgroup.headroom import headroom
-from kybernate_shim.linux.nvidia_devices import LOOK_SECONDS, DeviceFiles, LookTooLong
+from kybernate_shim.linux.nvidia_devices import LOOK_SECONDS, DeviceFiles
 from kybernate_shim.linux.own_thread import in_own_thread
 from kybernate_shim.linux.process import name_of, title_of
 from kybernate_shim.logs import Log
@@ -60,7 +60,7 @@ class Inherited:
         self.owners = frozenset(owners)
         try:
             self.inheritors = await in_own_thread(self._observed, LOOK_SECONDS)
-        except (OSError, LookTooLong) as error:  # a later release finds no proof then, and says so
+        except (OSError, TimeoutError) as error:  # a later release finds no proof then, and says so
             self.log.warning("device_files.not_examined", task=self.target.id, error=str(error))
 
     def _observed(self) -> Inheritors:
@@ -76,7 +76,7 @@ class Inherited:
         """Return what processes without CUDA state hold of the devices. Raises Refused after too long."""
         try:
             return await in_own_thread(self._holding, LOOK_SECONDS)
-        except (LookTooLong, TimeoutError) as error:
+        except TimeoutError as error:
             why = str(error) or f"its processes could not be examined within {LOOK_SECONDS:g} s"
             raise Refused(f"{why}; container {self.target.id} continues as before") from error
 

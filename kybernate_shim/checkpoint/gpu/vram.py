@@ -21,6 +21,7 @@ from kybernate_shim.checkpoint.image.manifest import DataPath
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.config import GpuSettings
+from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.mover_client import Spawner, VramMover, vram_mover
 from kybernate_shim.gpu.sequence import undisturbed
 from kybernate_shim.linux import huge_pages as pages
@@ -343,7 +344,7 @@ def huge_pages(settings: GpuSettings, log: Log) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(pages.huge_pages(settings.huge_pages))
-        except pages.HugePagesUnavailable as error:
+        except Refused as error:
             log.warning("huge_pages.not_enabled", error=str(error))
         yield
 

@@ -19,7 +19,7 @@ from kybernate_shim.errors import Damaged
 from kybernate_shim.linux.plain_files import open_plain
 from kybernate_shim.trust.encryption import SUFFIX, TAG_BYTES, Buffers, EncryptedFile, Layout, write_all
 from kybernate_shim.vram_io.arrival import Arrival, ArrivalWriter, begin
-from kybernate_shim.vram_io.errors import CopyCancelled, VramError
+from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.files import punch
 
 
@@ -79,7 +79,7 @@ class _Decryption:
         layout = file.layout
         offset, size = layout.offset(chunk), layout.length(chunk)
         if self.stop.is_set():
-            raise CopyCancelled(f"{name} was not decrypted to its end")
+            raise VramError(f"{name} was not decrypted to its end")
         if offset is not None:
             self._arrival.wait(f"{name}{SUFFIX}", offset, size + TAG_BYTES, self.stop.is_set)
             write_all(plain, file.decrypt(chunk, self._buffers(layout.chunk_bytes)), chunk * layout.chunk_bytes)

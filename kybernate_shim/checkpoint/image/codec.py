@@ -21,12 +21,9 @@ MOST_ITEMS: Final = 1 << 16  # in an array, where its field names no other numbe
 LARGEST: Final = (1 << 64) - 1
 
 
-class FieldInvalid(Exception):
-    """A value that does not fit. `field` is its place, for example `processes[2].pid`."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field or 'document'}: {problem}")
-        self.field = field
+def field_invalid(field: str, problem: str) -> ValueError:
+    """Return the error of a value that does not fit. `field` is its place, for example `processes[2].pid`."""
+    return ValueError(f"{field or 'document'}: {problem}")
 
 
 def parse(content: bytes, *, most: int = bounded_json.MOST_VALUES) -> Any:
@@ -62,22 +59,22 @@ def from_json(kind: type[T], value: object, place: str = "") -> T:
     """Return the parsed JSON `value` as an instance of the dataclass `kind`.
 
     A field may be left out where it has a default; an unknown field is refused, because ignoring it could mean
-    to restore something else than what was dumped. Raises FieldInvalid.
+    to restore something else than what was dumped. Raises ValueError.
     """
     if not isinstance(value, dict):
-        raise FieldInvalid(place, f"expected an object, found {_shown(value)}")
+        raise field_invalid(place, f"expected an object, found {_shown(value)}")
     prefix = f"{place}." if place else ""
     known = _fields(kind)  # type: ignore[arg-type]  # mypy finds no hash in a type variable
     for name in value.keys() - known.keys():
         shown = name if name.isidentifier() and len(name) < 60 else _shown(name)
-        raise FieldInvalid(f"{prefix}{shown}", "unknown field; was the image made by a newer release?")
+        raise field_invalid(f"{prefix}{shown}", "unknown field; was the image made by a newer release?")
     arguments = {}
     for name, (field, hint) in known.items():
         if name in value:
             most = field.metadata.get("most", MOST_ITEMS)
             arguments[name] = _value(hint, value[name], f"{prefix}{name}", most)
         elif field.default is MISSING and field.default_factory is MISSING:
-            raise FieldInvalid(f"{prefix}{name}", "missing")
+            raise field_invalid(f"{prefix}{name}", "missing")
     return kind(**arguments)
 
 
@@ -97,16 +94,16 @@ def _value(kind: Any, value: object, place: str, most: int = MOST_ITEMS) -> Any:
         return _items(get_args(kind)[0], value, place, most)
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
-            raise FieldInvalid(place, f"expected one of {', '.join(map(str, get_args(kind)))}, found {_shown(value)}")
+            raise field_invalid(place, f"expected one of {', '.join(map(str, get_args(kind)))}, found {_shown(value)}")
         return value
     return _plain(kind, value, place)
 
 
 def _items(kind: Any, value: object, place: str, most: int) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise FieldInvalid(place, f"expected an array, found {_shown(value)}")
+        raise field_invalid(place, f"expected an array, found {_shown(value)}")
     if len(value) > most:
-        raise FieldInvalid(place, f"{len(value)} items, at most {most} are accepted")
+        raise field_invalid(place, f"{len(value)} items, at most {most} are accepted")
     return tuple(_value(kind, item, f"{place}[{index}]") for index, item in enumerate(value))
 
 
@@ -115,26 +112,26 @@ def _plain(kind: type, value: object, place: str) -> Any:
         return float(value)
     if type(value) is not kind:
         words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-        raise FieldInvalid(place, f"expected {words.get(kind, kind)}, found {_shown(value)}")
+        raise field_invalid(place, f"expected {words.get(kind, kind)}, found {_shown(value)}")
     if isinstance(value, str):
         _check_text(value, place)
     elif kind is int and isinstance(value, int) and not 0 <= value <= LARGEST:
         wanted = "0 or more" if value < 0 else f"at most {LARGEST}"
-        raise FieldInvalid(place, f"expected {wanted}, found {_shown(value)}")
+        raise field_invalid(place, f"expected {wanted}, found {_shown(value)}")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise FieldInvalid(place, f"expected a finite number, found {_shown(value)}")
+        raise field_invalid(place, f"expected a finite number, found {_shown(value)}")
     return value
 
 
 def _check_text(value: str, place: str) -> None:
     """Refuse what is too long, and half of a surrogate pair, which no call of the system accepts."""
     if len(value) > LONGEST_TEXT:
-        raise FieldInvalid(place, f"{len(value)} characters, at most {LONGEST_TEXT} are accepted")
+        raise field_invalid(place, f"{len(value)} characters, at most {LONGEST_TEXT} are accepted")
     if not value.isascii():
         try:
             value.encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
-            raise FieldInvalid(place, f"a text that is not Unicode ({error.reason})") from error
+            raise field_invalid(place, f"a text that is not Unicode ({error.reason})") from error
 
 
 def _shown(value: object) -> str:

@@ -40,7 +40,7 @@ class DigestForm:
 
 
 def form_of(digest: str) -> DigestForm:
-    """Return how `digest` was made. Raises DigestUnknown and VramError."""
+    """Return how `digest` was made. Raises FileUnreadable and VramError."""
     if not vram_digest.is_of_tree(digest):
         return DigestForm(algorithm_of(digest))
     kind = digest.partition(":")[0]

@@ -38,12 +38,8 @@ NICEST: Final = 10  # as long as files grow; nicer ones might be stopped for lon
 PAUSE: Final = 0.01  # seconds between two looks at growing files, in which CRIU writes less than such a cache holds
 
 
-class DigestUnknown(Exception):
-    """A digest by an algorithm that this release does not have."""
-
-
-class FileChanged(Exception):
-    """A file became shorter or was replaced while it was being digested."""
+class FileUnreadable(Exception):
+    """A file is not what its manifest says, changes while it is read, or has a digest that this release cannot make."""
 
 
 class Hash(Protocol):
@@ -74,7 +70,7 @@ class Crc32:
 
 
 def new_hash(algorithm: str) -> Hash:
-    """Return an empty hash. Raises DigestUnknown."""
+    """Return an empty hash. Raises FileUnreadable."""
     if algorithm == "xxh128":
         from xxhash import xxh3_128  # most containers are never checkpointed
 
@@ -89,11 +85,11 @@ def new_hash(algorithm: str) -> Hash:
         return _sha256()
     if algorithm == "crc32":
         return Crc32()
-    raise DigestUnknown(f"{algorithm!r}: no such digest algorithm here")
+    raise FileUnreadable(f"{algorithm!r}: no such digest algorithm here")
 
 
 def algorithm_of(digest: str) -> str:
-    """Return the algorithm that made `digest`. Raises DigestUnknown when there is none of that name."""
+    """Return the algorithm that made `digest`. Raises FileUnreadable when there is none of that name."""
     algorithm = digest.partition(":")[0].removesuffix("-tree")
     new_hash(algorithm)
     return algorithm
@@ -187,11 +183,11 @@ class Digester:
 
     def begin(self, path: Path) -> None:
         """Have the pool digest a finished file, for `files` or `digest` to return it later. Raises OSError,
-        FileChanged."""
+        FileUnreadable."""
         self._advance(path, complete=True)
 
     def files(self, directory: Path, names: list[str]) -> tuple[File, ...]:
-        """Return the entries of the finished files `names`, in that order. Raises OSError and FileChanged."""
+        """Return the entries of the finished files `names`, in that order. Raises OSError and FileUnreadable."""
         sizes = [self._advance(directory / name, complete=True) for name in names]
         entries = []
         for name, size in zip(names, sizes, strict=True):
@@ -257,5 +253,5 @@ class Digester:
                 os.setpriority(os.PRIO_PROCESS, 0, self._nice)
 
 
-def _shorter(path: Path) -> FileChanged:
-    return FileChanged(f"{path}: became shorter while it was being digested")
+def _shorter(path: Path) -> FileUnreadable:
+    return FileUnreadable(f"{path}: became shorter while it was being digested")

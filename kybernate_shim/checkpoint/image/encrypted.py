@@ -123,7 +123,7 @@ def memory_bytes(files: Iterable[File]) -> int:
 
 
 def data_key_of(manifest: Manifest, encryption_key: Path | None) -> bytes:
-    """Return the data key of an encrypted image. Raises KeyUnusable and CheckpointInvalid."""
+    """Return the data key of an encrypted image. Raises Refused and CheckpointInvalid."""
     assert manifest.encryption is not None
     wrapped = WrappedKey(manifest.encryption.key_id, manifest.encryption.wrapped_key)
     try:
@@ -135,7 +135,7 @@ def data_key_of(manifest: Manifest, encryption_key: Path | None) -> bytes:
 def read_file(image: Image, name: str, encryption_key: Path | None) -> bytes:
     """Return the content of a small file of an image, which may be encrypted.
 
-    Raises FileNotFoundError, OSError, KeyUnusable and CheckpointInvalid.
+    Raises FileNotFoundError, OSError, Refused and CheckpointInvalid.
     """
     if image.manifest.encryption is None:
         return read_plain(image.path / name, most=MOST_READ)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kybernate_shim.checkpoint.image.digest_form import form_of
-from kybernate_shim.checkpoint.image.digests import DigestUnknown
+from kybernate_shim.checkpoint.image.digests import FileUnreadable
 from kybernate_shim.checkpoint.image.encrypted import data_key_of, open_encrypted, threads
 from kybernate_shim.checkpoint.image.manifest import File, Manifest
 from kybernate_shim.checkpoint.image.store import Problem
@@ -22,7 +22,7 @@ def digest_problems(
     encryption_key: Path | None,
     count: Callable[[int], object],
 ) -> list[Problem]:
-    """Compare encrypted files with the digests of what is in them; nothing is kept. Raises KeyUnusable."""
+    """Compare encrypted files with the digests of what is in them; nothing is kept. Raises Refused."""
     data_key = data_key_of(manifest, encryption_key)
     problems = []
     with ThreadPoolExecutor(threads(), "decrypt") as pool:
@@ -30,7 +30,7 @@ def digest_problems(
             try:
                 with open_encrypted(directory, wanted.name, wanted.size, manifest.id, data_key) as file:
                     found = _digest(file, wanted.digest, pool, count)
-            except (EncryptionBroken, DigestUnknown, VramError, OSError) as error:
+            except (EncryptionBroken, FileUnreadable, VramError, OSError) as error:
                 problems.append(Problem(f"{wanted.name}{SUFFIX}", "unreadable", str(error)))
                 continue
             if found != wanted.digest:

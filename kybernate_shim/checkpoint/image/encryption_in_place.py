@@ -28,17 +28,17 @@ from kybernate_shim.trust import encryption_keys
 from kybernate_shim.trust.encryption import SUFFIX, EncryptionBroken
 from kybernate_shim.trust.keys import Key, signing_key, verifying_keys
 
-Outcome = Literal["encrypted", "decrypted", "wrapped again", "nothing to do"]
+EncryptionChange = Literal["encrypted", "decrypted", "wrapped again", "nothing to do"]
 
 
 def encrypt_image(
     directory: Path, encryption_key: Path, config: Config, run: CipherRun | None = None
-) -> tuple[Image, Outcome]:
+) -> tuple[Image, EncryptionChange]:
     """Encrypt an image where it is, with the first key of the file; only its data key where it is encrypted already.
 
     At any moment the manifest names one form of the image that is whole: files of the new form come first, those of the
     old one go last. What a run that was killed has left is removed by the next one. An image that was signed is signed
-    again. Raises CheckpointNotFound, CheckpointInvalid, ImageForeign, KeyUnusable, Refused, OSError and Stopped.
+    again. Raises CheckpointNotFound, CheckpointInvalid, Refused, OSError and Stopped.
     """
     key = encryption_keys.read_keys(encryption_key)[0]
     with _locked(directory):
@@ -51,7 +51,7 @@ def encrypt_image(
             with _removed_on_failure(directory, (f"{name}{SUFFIX}" for name in names)):
                 sealed = encrypt_files(names, directory, directory, image=manifest.id, key=key, run=run)
             _write_signed(directory, sealed.manifest(manifest), signer)
-            outcome: Outcome = "encrypted"
+            outcome: EncryptionChange = "encrypted"
         elif manifest.encryption.key_id != key.id:
             wrapped = key.wrap(data_key_of(manifest, encryption_key), manifest.id)
             encryption = replace(manifest.encryption, key_id=wrapped.key_id, wrapped_key=wrapped.wrapped)
@@ -65,13 +65,13 @@ def encrypt_image(
 
 def decrypt_image(
     directory: Path, encryption_key: Path | None, config: Config, run: CipherRun | None = None
-) -> tuple[Image, Outcome]:
+) -> tuple[Image, EncryptionChange]:
     """Decrypt an image where it is, as safely as `encrypt_image`. Raises as that."""
     with _locked(directory):
         image = read_image(directory)
         manifest, plain = image.manifest, plain_manifest(image.manifest)
         names = [file.name for file in manifest.files]
-        outcome: Outcome = "nothing to do"
+        outcome: EncryptionChange = "nothing to do"
         if manifest.encryption is not None:
             signer = _signer(image, config)
             data_key = data_key_of(manifest, encryption_key)
@@ -87,7 +87,7 @@ def decrypt_image(
 def _signer(image: Image, config: Config) -> Key | None:
     """Return the key that signs the image in its new form; None for an image that is not signed.
 
-    Raises ImageForeign: who signs a manifest again vouches for it.
+    Raises Refused: who signs a manifest again vouches for it.
     """
     if not image.manifest.signature.key:
         return None

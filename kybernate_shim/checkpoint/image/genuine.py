@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.image.signature import ImageForeign, signer_of
+from kybernate_shim.checkpoint.image.signature import signer_of
 from kybernate_shim.checkpoint.image.store import Image
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused
@@ -23,18 +23,18 @@ def require_genuine(image: Image, requester: Requester, config: Config, log: Log
     """Refuse an image that `requester` may not restore.
 
     `carried`: containerd has unpacked it from what a client named, so the files themselves may be of the requester's
-    making. Raises ImageForeign, Refused, and KeyUnusable.
+    making. Raises Refused.
     """
     ring = verifying_keys(config)
     for why in ring.unusable:
         log.warning("key.rejected", error=why)
     try:
         key = signer_of(image.content, image.manifest, ring)
-    except ImageForeign as error:
+    except Refused as error:
         if may(requester, Right.UNSIGNED, config):
             log.warning("image.accepted_unsigned", path=str(image.path), error=str(error))
             return
-        raise ImageForeign(
+        raise Refused(
             f"{image.path}: {error}. {requester} may restore images of this node's keys only: the node's administrator"
             f" can examine and sign it with `kybernate import {image.path}`. Nothing was restored"
         ) from None
@@ -64,7 +64,7 @@ def _require_strong(image: Image, key: Key, *, carried: bool) -> None:
         return
     weak = sorted({file.name for file in image.manifest.files if not file.digest.startswith(STRONG)})
     if weak:
-        raise ImageForeign(
+        raise Refused(
             f"{image.path}: {len(weak)} files, {weak[0]} among them, have digests that detect damage but not"
             " forgery, and"
             " the image comes from elsewhere. `kybernate import` computes strong ones. Nothing was restored"
@@ -76,7 +76,7 @@ def _require_private_files(image: Image) -> None:
     for name in (image.manifest_name, *(file.name for file in image.manifest.stored_files)):
         status = (image.path / name).lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise ImageForeign(
+            raise Refused(
                 f"{Path(image.path, name)} belongs to uid {status.st_uid} and has mode {status.st_mode & 0o7777:04o}:"
                 " only root may be able to write an image. `kybernate doctor --fix` repairs modes. Nothing was restored"
             )

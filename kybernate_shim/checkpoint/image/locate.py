@@ -29,21 +29,17 @@ NAMESPACE: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # a DNS 
 BENEATH: Final = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
 
 
-class ImageForbidden(Refused):
-    """The requester may not name this image. The message says what it may name, and what an administrator can do."""
-
-
 def locate(wanted: Wanted, requester: Requester, config: Config) -> Path:
     """Return the directory of the image that is wanted, whether it holds one or not.
 
-    For a tenant it is a directory that only root can write, and was found without links. Raises ImageForbidden and
-    PlaceUntrusted.
+    For a tenant it is a directory that only root can write, and was found without links. Raises Refused and
+    Refused.
     """
     if may(requester, Right.ANY_PATH, config):
         return root_of(wanted.name, config) / wanted.name
     root, name = _root_and_name(wanted, requester, config)
     if not NAME.fullmatch(name):
-        raise ImageForbidden(
+        raise Refused(
             f"{wanted.by}: {shown(wanted.name)} is not the name of an image: letters, digits, `.`, `_` and `-`,"
             " in parts that begin with a letter or a digit. Nothing was restored"
         )
@@ -61,9 +57,9 @@ def shown(name: str) -> str:
 
 
 def namespace_root(config: Config, namespace: str) -> Path:
-    """Return the directory of all images of one Kubernetes namespace. Raises ImageForbidden for no namespace."""
+    """Return the directory of all images of one Kubernetes namespace. Raises Refused for no namespace."""
     if not NAMESPACE.fullmatch(namespace):
-        raise ImageForbidden(f"{namespace!r} is not the name of a Kubernetes namespace. Nothing was restored")
+        raise Refused(f"{namespace!r} is not the name of a Kubernetes namespace. Nothing was restored")
     return config.checkpoint_root / namespace
 
 
@@ -76,7 +72,7 @@ def _root_and_name(wanted: Wanted, requester: Requester, config: Config) -> tupl
     for root in (*config.trusted_roots, *(() if requester.sandbox else (ARRIVING, own))):
         if wanted.name.startswith(f"{root}/"):
             return root, wanted.name[len(str(root)) + 1 :]
-    raise ImageForbidden(
+    raise Refused(
         f"{wanted.by}: {requester} names the image by the path {shown(wanted.name)}; pods name images by their name"
         f" below {own}. Use the name, or have the node's administrator move the image there (`kybernate import`) or add"
         " its directory to `trusted_roots`. Nothing was restored"
@@ -99,14 +95,14 @@ def _require_own_directory(base: int, name: str, root: Path) -> None:
         fd = openat2(base, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, BENEATH)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EXDEV):
-            raise ImageForbidden(f"{root / name} is a link or not a directory. Nothing was restored") from error
+            raise Refused(f"{root / name} is a link or not a directory. Nothing was restored") from error
         raise
     try:
         status = os.fstat(fd)
     finally:
         os.close(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise ImageForbidden(
+        raise Refused(
             f"{root / name} belongs to uid {status.st_uid} and has mode {status.st_mode & 0o7777:04o}: an image must"
             " belong to root, and no other user may write to it. `kybernate doctor` shows such places. Nothing was"
             " restored"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from kybernate_shim.checkpoint.image.codec import FieldInvalid, from_json, parse, to_json
+from kybernate_shim.checkpoint.image.codec import field_invalid, from_json, parse, to_json
 from kybernate_shim.linux.addresses import packed_address
 from kybernate_shim.linux.socket_settings import SocketSettings
 from kybernate_shim.linux.thread_settings import ThreadSettings, cpu_set
@@ -331,42 +331,42 @@ def decode(content: bytes) -> Manifest:
     try:
         manifest = from_json(Manifest, document)
         _check(manifest)
-    except FieldInvalid as error:
+    except ValueError as error:
         raise ManifestInvalid(str(error)) from error
     return manifest
 
 
 def _check(manifest: Manifest) -> None:
     if not manifest.id:
-        raise FieldInvalid("id", "empty")
+        raise field_invalid("id", "empty")
     _check_time(manifest.time)
     seen = set()
     for index, file in enumerate(manifest.files):
         place = f"files[{index}].name"
         if not is_flat(file.name) or file.name in NOT_PAYLOAD:
-            raise FieldInvalid(place, f"{file.name!r} is not the name of a file in the manifest's directory")
+            raise field_invalid(place, f"{file.name!r} is not the name of a file in the manifest's directory")
         if file.name in seen:
-            raise FieldInvalid(place, f"{file.name!r} is listed twice")
+            raise field_invalid(place, f"{file.name!r} is listed twice")
         seen.add(file.name)
     for index, volume in enumerate(manifest.volumes):
         if volume.file not in seen or not volume.destinations:
-            raise FieldInvalid(f"volumes[{index}]", f"{volume.file!r} is not among the files, or has no destination")
+            raise field_invalid(f"volumes[{index}]", f"{volume.file!r} is not among the files, or has no destination")
     _check_moved(manifest)
     for index, address in enumerate(manifest.addresses):
         try:
             packed_address(address)
         except ValueError as error:
-            raise FieldInvalid(f"addresses[{index}]", str(error)) from error
+            raise field_invalid(f"addresses[{index}]", str(error)) from error
     for index, thread in enumerate(manifest.threads):
         try:
             cpu_set(thread.cpus)
         except ValueError as error:
-            raise FieldInvalid(f"threads[{index}].cpus", str(error)) from error
+            raise field_invalid(f"threads[{index}].cpus", str(error)) from error
     for index, one in enumerate(manifest.sockets):
         try:
             one.check()
         except ValueError as error:
-            raise FieldInvalid(f"sockets[{index}]", str(error)) from error
+            raise field_invalid(f"sockets[{index}]", str(error)) from error
 
 
 def _check_moved(manifest: Manifest) -> None:
@@ -379,14 +379,14 @@ def _check_moved(manifest: Manifest) -> None:
     for place, file in (*vram, *arena):
         listed = files.get(file.file)
         if listed is None:
-            raise FieldInvalid(f"{place}.file", f"{file.file!r} is not among the files")
+            raise field_invalid(f"{place}.file", f"{file.file!r} is not among the files")
         if file.file in used:
-            raise FieldInvalid(f"{place}.file", f"{file.file!r} is listed twice")
+            raise field_invalid(f"{place}.file", f"{file.file!r} is listed twice")
         used.add(file.file)
         if (listed.size, listed.digest) != (file.size, file.digest):
-            raise FieldInvalid(place, f"size or digest differ from those of {file.file!r} among the files")
+            raise field_invalid(place, f"size or digest differ from those of {file.file!r} among the files")
         if file.data_bytes > file.size:
-            raise FieldInvalid(f"{place}.data_bytes", f"{file.data_bytes} of {file.size} bytes")
+            raise field_invalid(f"{place}.data_bytes", f"{file.data_bytes} of {file.size} bytes")
         if isinstance(file, ArenaFile):
             _check_arena(file, place)
         else:
@@ -399,9 +399,9 @@ def _check_arena(file: ArenaFile, place: str) -> None:
     blocks = [(block.address, block.size, f"{place}.blocks[{index}]") for index, block in enumerate(file.blocks)]
     _check_apart(blocks, END_OF_MEMORY)
     if len({block.index for block in file.blocks}) != len(file.blocks):
-        raise FieldInvalid(f"{place}.blocks", "an index is listed twice")
+        raise field_invalid(f"{place}.blocks", "an index is listed twice")
     if sum(size for _, size, _ in blocks) != file.size:
-        raise FieldInvalid(f"{place}.blocks", f"they are not the {file.size} bytes of the file")
+        raise field_invalid(f"{place}.blocks", f"they are not the {file.size} bytes of the file")
     holes = [(hole.offset, hole.size, f"{place}.holes[{index}]") for index, hole in enumerate(file.holes)]
     _check_apart(holes, file.size)
 
@@ -411,10 +411,10 @@ def _check_apart(ranges: list[tuple[int, int, str]], end: int) -> None:
     done = 0
     for start, size, place in sorted(ranges):
         if start < done:
-            raise FieldInvalid(place, f"{size} bytes at {start:#x} overlap others")
+            raise field_invalid(place, f"{size} bytes at {start:#x} overlap others")
         done = start + size
         if done > end:
-            raise FieldInvalid(place, f"{size} bytes at {start:#x} reach beyond {end:#x}")
+            raise field_invalid(place, f"{size} bytes at {start:#x} reach beyond {end:#x}")
 
 
 def _check_time(text: str) -> None:
@@ -423,7 +423,7 @@ def _check_time(text: str) -> None:
     except ValueError:
         offset = None
     if offset is None or "T" not in text:
-        raise FieldInvalid("time", f"{text!r} is not a time of RFC 3339")
+        raise field_invalid("time", f"{text!r} is not a time of RFC 3339")
 
 
 def is_flat(name: str) -> bool:

@@ -28,24 +28,24 @@ T = TypeVar("T")
 async def staged_for_dump(target: Target, request: DumpRequest) -> AsyncIterator[DumpRequest]:
     """Give the request with a directory in memory as its `image`, where the node encrypts; else the request itself.
 
-    The directory of the caller is its `destination` then. Raises KeyUnusable, Refused and OSError.
+    The directory of the caller is its `destination` then. Raises Refused and OSError.
     """
     if target.config.encryption_key is None:
         yield request
         return
+    from kybernate_shim.errors import Refused
     from kybernate_shim.trust.encryption_keys import read_keys  # most nodes have no key
-    from kybernate_shim.trust.keys import KeyUnusable
 
     try:
         read_keys(target.config.encryption_key)  # before anything is done to the container
-    except KeyUnusable as error:
-        raise KeyUnusable(f"{error}; no checkpoint was made, and nothing was changed") from None
+    except Refused as error:
+        raise Refused(f"{error}; no checkpoint was made, and nothing was changed") from None
     async with _staging(work_name(target.namespace, target.id, "checkpoint")) as directory:
         yield replace(request, image=directory, destination=request.image, encrypted=True)
 
 
 def require_room(request: DumpRequest, needed: int) -> None:
-    """Raise TierFull or NoRoom unless there is room for `needed` bytes, plain and encrypted."""
+    """Raise NoRoom or NoRoom unless there is room for `needed` bytes, plain and encrypted."""
     if request.destination is None:
         require_space(request.image, needed)
         return
@@ -58,7 +58,7 @@ def require_room(request: DumpRequest, needed: int) -> None:
 async def encrypted(request: DumpRequest, image: str, config: Config, operation: Operation) -> Sealed | None:
     """Encrypt all files of a staged image of id `image` to its destination; None for an image that stays plain.
 
-    A cancelled caller continues once all threads have ended. Raises KeyUnusable, TierFull and OSError.
+    A cancelled caller continues once all threads have ended. Raises Refused, NoRoom and OSError.
     """
     if not request.encrypted:
         return None
@@ -80,7 +80,7 @@ async def encrypted(request: DumpRequest, image: str, config: Config, operation:
 async def plaintext(target: Target, image: Image, operation: Operation) -> AsyncIterator[Image]:
     """Give the image with its files decrypted in memory as long as the context lasts; a plain image as it is.
 
-    Raises KeyUnusable, NoRoom, Refused, OSError, and CheckpointInvalid where a file is not what was
+    Raises Refused, NoRoom, OSError and CheckpointInvalid where a file is not what was
     encrypted.
     """
     manifest = image.manifest
@@ -132,7 +132,7 @@ def _arrival(image: Image) -> Arrival | None:
 
 
 def require_key(image: Image, config: Config) -> None:
-    """Raise KeyUnusable or CheckpointInvalid unless the node has the key of the image, if that is encrypted."""
+    """Raise Refused or CheckpointInvalid unless the node has the key of the image, if that is encrypted."""
     if image.manifest.encryption is not None:
         from kybernate_shim.checkpoint.image.encrypted import data_key_of
 

@@ -18,10 +18,6 @@ BLANK: Final = "0" * 64
 HEXADECIMAL: Final = re.compile("[0-9a-f]{64}")
 
 
-class ImageForeign(Refused):
-    """No valid key has signed the manifest as it is. The message says why, and how an image is imported."""
-
-
 def sign(manifest: Manifest, key: Key) -> Manifest:
     """Return the manifest with the signature of `key`."""
     blank = encode(replace(manifest, signature=Signature(key.id, BLANK)))
@@ -29,23 +25,21 @@ def sign(manifest: Manifest, key: Key) -> Manifest:
 
 
 def signer_of(content: bytes, manifest: Manifest, ring: KeyRing) -> Key:
-    """Return the key that has signed the manifest, which was decoded from `content`. Raises ImageForeign."""
+    """Return the key that has signed the manifest, which was decoded from `content`. Raises Refused."""
     signature = manifest.signature
     if not signature.key:
-        raise ImageForeign("the image is not signed")
+        raise Refused("the image is not signed")
     key = ring.find(signature.key)
     if key is None:
         known = ", ".join(one.id for one in ring.keys) or "none"
-        raise ImageForeign(f"the image is signed by key {signature.key}, which is not valid here (valid: {known})")
+        raise Refused(f"the image is signed by key {signature.key}, which is not valid here (valid: {known})")
     mark = _field(signature.value) if HEXADECIMAL.fullmatch(signature.value) else b""
     if (
         not mark
         or content.count(mark) != 1
         or not key.has_signed(content.replace(mark, _field(BLANK)), signature.value)
     ):
-        raise ImageForeign(
-            f"the signature of key {key.id} does not match: the manifest was changed after it was signed"
-        )
+        raise Refused(f"the signature of key {key.id} does not match: the manifest was changed after it was signed")
     return key
 
 

@@ -19,7 +19,7 @@ def staged(directory: Path, last_copy: Callable[[], bool] = lambda: False) -> It
     """Make the directory for an image; when the block fails, remove it, or what has come into it meanwhile.
 
     What is the `last_copy` of a container by then stays, finished or not. Logs stay in a directory that was there
-    before, so that the failure can be analysed. Raises CheckpointInvalid when it holds an image already, PlaceUntrusted
+    before, so that the failure can be analysed. Raises CheckpointInvalid when it holds an image already, Refused
     when other users can write to it or read it, and OSError.
     """
     made = make_private(directory)

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kybernate_shim.checkpoint.image import manifest as manifests
-from kybernate_shim.checkpoint.image.digests import Digester, DigestUnknown, FileChanged, algorithm_of
 from kybernate_shim.checkpoint.image.manifest import File, Manifest, ManifestInvalid, is_flat
 from kybernate_shim.errors import Damaged, Missing, NoRoom
 from kybernate_shim.linux.atomic_write import replace_file, sync
 from kybernate_shim.linux.plain_files import read_plain
 from kybernate_shim.sizes import mib
-from kybernate_shim.vram_io import digest as vram_digest
-from kybernate_shim.vram_io.errors import VramError
 
 SHOWN_PROBLEMS = 20
 LOGS = ".log"  # logs are for people: they may grow after the manifest, so they are no part of the image
@@ -34,10 +31,6 @@ class CheckpointNotFound(Missing):
 
 class CheckpointInvalid(Damaged):
     """The directory claims to be a checkpoint image, but cannot be restored. The message names what is wrong."""
-
-
-class TierFull(NoRoom):
-    """The filesystem has not enough room for the image."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +75,14 @@ class Problem:
 
 
 def require_space(directory: Path, needed: int, *, what: str = "checkpoint", reserve: int = 64 << 20) -> None:
-    """Raise TierFull unless the filesystem of `directory` has room for `needed` bytes and `reserve` in addition.
+    """Raise NoRoom unless the filesystem of `directory` has room for `needed` bytes and `reserve` in addition.
 
     `what` the bytes are is said in the message.
     """
     status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
     if free < needed + reserve:
-        raise TierFull(
+        raise NoRoom(
             f"{directory}: {mib(free)} free, the {what} needs about {mib(needed)} and {mib(reserve)} to spare: "
             "nothing was changed; make room or choose another directory"
         )
@@ -155,7 +148,7 @@ def read_for_restore(directory: Path) -> Image:
 
 def _image(directory: Path, name: str) -> Image:
     manifest, content = read_manifest(directory, name)
-    if problems := _size_problems(directory, manifest.stored_files):
+    if problems := size_problems(directory, manifest.stored_files):
         raise CheckpointInvalid(f"{directory}: {listed(problems)}")
     return Image(directory, manifest, content=content)
 
@@ -185,48 +178,8 @@ def _absent(directory: Path) -> str:
     return f"{directory}: no {manifests.NAME}, so this is not a finished checkpoint image"
 
 
-def verify(
-    directory: Path,
-    progress: Callable[[int, int], object] | None = None,
-    *,
-    vram: bool = True,
-    encryption_key: Path | None = None,
-) -> list[Problem]:
-    """Compare every file with the manifest, digests included; an empty list means that the image is whole.
-
-    Without `vram`, files of VRAM bytes are not read: the restore compares them as it reads them.
-    `progress` is called with the bytes done and the bytes in all, from several threads. An encrypted image is
-    decrypted with a key of the file `encryption_key`, block by block. Raises CheckpointNotFound, KeyUnusable, and
-    CheckpointInvalid where the manifest itself cannot be read.
-    """
-    manifest, _ = read_manifest(directory)
-    if manifest.encryption is None:
-        return problems_of(directory, manifest, progress, vram=vram)
-    from kybernate_shim.checkpoint.image.counter import Counter
-    from kybernate_shim.checkpoint.image.encrypted_digests import digest_problems  # few images are encrypted
-
-    problems = _size_problems(directory, manifest.stored_files) + _extra(directory, manifest)
-    damaged = {problem.file for problem in problems}
-    whole = [file for file, kept in zip(manifest.files, manifest.stored_files, strict=True) if kept.name not in damaged]
-    total = sum(file.size for file in whole)
-    count = Counter(lambda done: progress(done, total) if progress is not None else None)
-    problems += digest_problems(directory, manifest, whole, encryption_key, count)
-    return sorted(problems, key=lambda problem: problem.file)
-
-
-def problems_of(
-    directory: Path, manifest: Manifest, progress: Callable[[int, int], object] | None = None, *, vram: bool = True
-) -> list[Problem]:
-    """Compare every plain file in `directory` with `manifest`, as `verify` does."""
-    problems = _size_problems(directory, manifest.files) + _extra(directory, manifest)
-    damaged = {problem.file for problem in problems}
-    later = set() if vram else {file.file for file in manifest.moved_files}
-    whole = [file for file in manifest.files if file.name not in damaged | later]
-    problems += _digest_problems(directory, whole, progress or (lambda done, total: None))
-    return sorted(problems, key=lambda problem: problem.file)
-
-
-def _size_problems(directory: Path, files: Iterable[File]) -> list[Problem]:
+def size_problems(directory: Path, files: Iterable[File]) -> list[Problem]:
+    """Compare kinds and sizes of files with the manifest, without reading them."""
     problems = []
     for file in files:
         try:
@@ -243,64 +196,3 @@ def _size_problems(directory: Path, files: Iterable[File]) -> list[Problem]:
             kind = "truncated" if status.st_size < file.size else "longer"
             problems.append(Problem(file.name, kind, f"{status.st_size} bytes found, {file.size} expected"))
     return problems
-
-
-def _extra(directory: Path, manifest: Manifest) -> list[Problem]:
-    known = {file.name for file in manifest.stored_files} | manifests.NOT_PAYLOAD
-    found = {path.name for path in directory.iterdir() if path.suffix != LOGS}
-    return [Problem(name, "extra", "the manifest does not list it") for name in found - known]
-
-
-def _digest_problems(directory: Path, files: Iterable[File], progress: Callable[[int, int], object]) -> list[Problem]:
-    from kybernate_shim.checkpoint.image.counter import Counter  # only `verify` counts
-
-    groups: dict[str, list[File]] = {}
-    problems = []
-    for file in files:
-        try:
-            algorithm = vram_digest.KIND if vram_digest.is_of_tree(file.digest) else algorithm_of(file.digest)
-            groups.setdefault(algorithm, []).append(file)
-        except DigestUnknown as error:
-            problems.append(Problem(file.name, "unreadable", str(error)))
-    total = sum(file.size for group in groups.values() for file in group)
-    count = Counter(lambda done: progress(done, total))
-    for file in groups.pop(vram_digest.KIND, ()):
-        problems += _compare_vram(directory, file, count)
-    for algorithm, group in groups.items():
-        with Digester(algorithm, count) as digester:
-            for file in sorted(group, key=lambda file: -file.size):  # small files in parallel with large ones
-                with suppress(OSError, FileChanged):  # which `_compare` finds as well
-                    digester.begin(directory / file.name)
-            problems += [problem for file in group if (problem := _compare(digester, directory, file))]
-    return problems
-
-
-def _compare(digester: Digester, directory: Path, file: File) -> Problem | None:
-    try:
-        digest = digester.digest(directory / file.name)
-    except (OSError, FileChanged) as error:
-        return Problem(file.name, "unreadable", str(error))
-    if digest != file.digest:
-        return Problem(file.name, "changed", f"digest {digest} found, {file.digest} expected")
-    return None
-
-
-def _compare_vram(directory: Path, file: File, count: Callable[[int], None]) -> list[Problem]:
-    from kybernate_shim.vram_io.thread_pool import CopyOptions  # most images have no such file, and it wants ctypes
-
-    done = 0
-
-    def progress(now: int) -> None:
-        nonlocal done
-        count(now - done)
-        done = now
-
-    try:
-        pieces = vram_digest.piece_bytes_of(file.digest)
-        how = CopyOptions(on_progress=progress, digest=file.digest.partition(":")[0])
-        digest = vram_digest.of_file(directory / file.name, pieces, how)
-    except VramError as error:
-        return [Problem(file.name, "unreadable", str(error))]
-    if digest != file.digest:
-        return [Problem(file.name, "changed", f"digest {digest} found, {file.digest} expected")]
-    return []

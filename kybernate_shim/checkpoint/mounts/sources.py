@@ -32,7 +32,7 @@ def followed(path: str) -> str:
 def follow_links(spec: Spec, bundle: Path) -> Spec:
     """Write the targets of links into config.json as the sources of its bind mounts, and return it.
 
-    Raises SpecInvalid and OSError.
+    Raises Invalid and OSError.
     """
     if not list(_linked(spec.document, bundle)):
         return spec

@@ -25,7 +25,7 @@ from typing import IO
 
 from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT, Diff
 from kybernate_shim.checkpoint.tree_tar import ENCODING, MOST_HEADER, XATTR
-from kybernate_shim.errors import Stopped
+from kybernate_shim.errors import Damaged, Stopped
 from kybernate_shim.linux import beneath
 from kybernate_shim.linux.attribute_ids import CAPABILITY, Owners, moved_ids
 from kybernate_shim.linux.plain_files import open_plain
@@ -60,10 +60,6 @@ class Powers:
         """Return the same for a volume, whose content, other than that of a root filesystem, no image brings along."""
         bounding = (spec.process.get("capabilities") or {}).get("bounding") or ()
         return replace(cls.of(spec), programs_with_rights="CAP_SETUID" in bounding)
-
-
-class DiffInvalid(Exception):
-    """The tar file is damaged, or holds an entry that must not or cannot be applied. The message names the entry."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +110,14 @@ class Headers(io.BufferedReader):
         if not self.in_content:
             self._left -= size or 0
             if size is None or size < 0 or self._left < 0:
-                raise DiffInvalid(f"an entry with more than {MOST_HEADER} bytes of names, attributes and holes")
+                raise Damaged(f"an entry with more than {MOST_HEADER} bytes of names, attributes and holes")
         content = super().read(size)
         self._bytes += len(content)
         if not self.in_content and len(content) > tarfile.BLOCKSIZE:
             most = UNCOUNTED_RECORDS + self._bytes // RECORD_BYTES
             self._records += _records(content, most)
             if self._records > most:
-                raise DiffInvalid(f"entries with more than a record in {RECORD_BYTES} bytes")
+                raise Damaged(f"entries with more than a record in {RECORD_BYTES} bytes")
         return content
 
 
@@ -170,24 +166,24 @@ def apply_diff(
 
     Entries replace what is there; a directory stays and takes the new attributes. With `keep`, what is there stays as
     it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. `owners`
-    makes of a user and a group those that a file and its attributes get. Raises DiffInvalid, and Stopped soon after
+    makes of a user and a group those that a file and its attributes get. Raises Damaged, and Stopped soon after
     `stopped` returns true; the tree is then half changed and must be thrown away.
     """
     try:
         with beneath.closing(_opened(root)) as top, Headers(open_plain(tar)) as headers:
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
-                raise DiffInvalid(f"{found} bytes found, {size} expected")
+                raise Damaged(f"{found} bytes found, {size} expected")
             with tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING) as archive:
                 work = _Work(archive, headers, top, powers or Powers(), owners, stopped, layer, keep, Diff())
                 for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
                     with _place(top, name) as place, place.pinned() as path:
                         os.utime(path, ns=(time, time))
             return work.diff
-    except DiffInvalid as error:
-        raise DiffInvalid(f"{tar}: {error}") from error
+    except Damaged as error:
+        raise Damaged(f"{tar}: {error}") from error
     except (tarfile.TarError, OSError, ValueError, EOFError, OverflowError, RecursionError) as error:
-        raise DiffInvalid(f"{tar}: {error}") from error
+        raise Damaged(f"{tar}: {error}") from error
 
 
 def _opened(root: Path | int) -> int:
@@ -202,22 +198,22 @@ def _apply_all(work: _Work) -> list[tuple[str, int]]:
         if _apply(work, info) and info.isdir():
             left -= len(info.name)
             if left < 0:
-                raise DiffInvalid(f"directories with more than {MOST_NAME_BYTES} bytes of names")
+                raise Damaged(f"directories with more than {MOST_NAME_BYTES} bytes of names")
             times.append((info.name, mtime_ns(info)))
     return times
 
 
 def _entries(work: _Work) -> Iterator[tarfile.TarInfo]:
-    """Yield the entries one by one, each within its limits. Raises DiffInvalid and Stopped."""
+    """Yield the entries one by one, each within its limits. Raises Damaged and Stopped."""
     for number, info in enumerate(work.archive):
         if work.stopped():
             raise Stopped
         if number >= MOST_ENTRIES:
-            raise DiffInvalid(f"more than {MOST_ENTRIES} entries")
+            raise Damaged(f"more than {MOST_ENTRIES} entries")
         if work.archive.pax_headers:
-            raise DiffInvalid("a header for all entries, which no diff contains")
+            raise Damaged("a header for all entries, which no diff contains")
         if max(len(info.name), len(info.linkname)) > LONGEST_NAME:
-            raise DiffInvalid(f"{info.name[:60]!r}…: a name of more than {LONGEST_NAME} characters")
+            raise Damaged(f"{info.name[:60]!r}…: a name of more than {LONGEST_NAME} characters")
         work.headers.in_content = True
         yield info
         work.headers.next_entry()
@@ -247,7 +243,7 @@ def _apply(work: _Work, info: tarfile.TarInfo) -> bool:
         elif work.layer and place.name.startswith(WHITEOUT):
             victim = place.name.removeprefix(WHITEOUT)
             if victim in ("", ".", ".."):
-                raise DiffInvalid(f"{info.name!r}: a whiteout without a name")
+                raise Damaged(f"{info.name!r}: a whiteout without a name")
             _Place(place.directory, victim).remove()
             diff.removed += 1
         else:
@@ -259,7 +255,7 @@ def _apply(work: _Work, info: tarfile.TarInfo) -> bool:
 def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     if not (info.isdir() and stat.S_ISDIR(place.mode())):
         if place.name == ".":
-            raise DiffInvalid(f"{info.name!r}: the root can only be a directory")
+            raise Damaged(f"{info.name!r}: the root can only be a directory")
         place.remove()
         _make(work, info, place)
     if not info.islnk():  # a second name of a file has the attributes already
@@ -272,7 +268,7 @@ def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     if info.isreg():
         content = work.archive.extractfile(info)
         if content is None:
-            raise DiffInvalid(f"{info.name!r}: a file without content")
+            raise Damaged(f"{info.name!r}: a file without content")
         # The map of a sparse entry has no public name; without one, the whole file is data.
         extents = getattr(info, "sparse", None) or [(0, info.size)]
         _require_ordered(info, extents)
@@ -288,11 +284,11 @@ def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
         os.mkfifo(name, 0o600, dir_fd=directory)
     elif info.ischr() or info.isblk():
         if not work.powers.devices:
-            raise DiffInvalid(f"{info.name!r}: a device node, and the new container has no CAP_MKNOD to make one")
+            raise Damaged(f"{info.name!r}: a device node, and the new container has no CAP_MKNOD to make one")
         kind = stat.S_IFCHR if info.ischr() else stat.S_IFBLK
         os.mknod(name, kind | 0o600, os.makedev(info.devmajor, info.devminor), dir_fd=directory)
     else:
-        raise DiffInvalid(f"{info.name!r}: an entry of the unknown type {info.type!r}")
+        raise Damaged(f"{info.name!r}: an entry of the unknown type {info.type!r}")
 
 
 def _require_ordered(info: tarfile.TarInfo, extents: Sequence[tuple[int, int]]) -> None:
@@ -300,7 +296,7 @@ def _require_ordered(info: tarfile.TarInfo, extents: Sequence[tuple[int, int]]) 
     done = 0
     for offset, length in extents:
         if offset < done or length < 0 or offset + length > info.size:
-            raise DiffInvalid(f"{info.name!r}: {length} bytes at {offset} of a file with holes are out of place")
+            raise Damaged(f"{info.name!r}: {length} bytes at {offset} of a file with holes are out of place")
         done = offset + length
 
 
@@ -326,7 +322,7 @@ def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callab
             raise Stopped
         data = content.read(min(CHUNK, length))
         if not data:
-            raise DiffInvalid(f"the content ends {length} bytes too early")
+            raise Damaged(f"the content ends {length} bytes too early")
         view = memoryview(data)
         while view:
             count = os.pwrite(fd, view, offset)
@@ -341,7 +337,7 @@ def _set_attributes(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     time, powers = mtime_ns(info), work.powers
     with place.pinned() as path:
         if info.isreg() and not (work.made and os.path.samestat(work.made, os.stat(path))):  # noqa: PTH116
-            raise DiffInvalid(f"{info.name!r}: replaced as soon as it was made")
+            raise Damaged(f"{info.name!r}: replaced as soon as it was made")
         os.chown(path, *work.owners(info.uid, info.gid))
         if not info.issym():
             rights = 0 if powers.programs_with_rights or not info.isreg() else stat.S_ISUID | stat.S_ISGID
@@ -375,9 +371,9 @@ def _is_label(name: str) -> bool:
 
 def _require_portable(info: tarfile.TarInfo, name: str, powers: Powers) -> None:
     if name != CAPABILITY and not name.startswith(PORTABLE):
-        raise DiffInvalid(f"{info.name!r}: the attribute {name!r} cannot be part of a diff")
+        raise Damaged(f"{info.name!r}: the attribute {name!r} cannot be part of a diff")
     if name.startswith("trusted.") and not powers.trusted_attributes:
-        raise DiffInvalid(f"{info.name!r}: the attribute {name!r}, and the new container has no CAP_SYS_ADMIN for it")
+        raise Damaged(f"{info.name!r}: the attribute {name!r}, and the new container has no CAP_SYS_ADMIN for it")
 
 
 def _empty(directory: int) -> None:
@@ -390,11 +386,11 @@ def _place(top: int, name: str) -> Iterator[_Place]:
     """Open the directory that holds `name` below `top`, following no link."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
-        raise DiffInvalid(f"{name!r}: not a name inside the root filesystem")
+        raise Damaged(f"{name!r}: not a name inside the root filesystem")
     parent = "/".join(parts[:-1]) or "."
     try:
         directory = beneath.open_directory(top, parent)
     except OSError as error:
-        raise DiffInvalid(f"{name!r}: {parent!r} on the way is not a directory ({error.strerror})") from error
+        raise Damaged(f"{name!r}: {parent!r} on the way is not a directory ({error.strerror})") from error
     with beneath.closing(directory):
         yield _Place(directory, parts[-1] if parts else ".")

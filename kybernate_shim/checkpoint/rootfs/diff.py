@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.checkpoint.rootfs.overlay import Overlay, RootfsUnsupported
-from kybernate_shim.checkpoint.tree_tar import AttributesUnsupported, TreeTar
-from kybernate_shim.errors import Stopped
+from kybernate_shim.checkpoint.rootfs.overlay import Overlay
+from kybernate_shim.checkpoint.tree_tar import TreeTar
+from kybernate_shim.errors import Refused, Stopped
 from kybernate_shim.linux.beneath import TreeFile, closing, open_top, walk
 from kybernate_shim.linux.private_files import create_private
 
@@ -44,8 +44,8 @@ def write_diff(
 
     `exclude` are the destinations of the container's mounts: what lies there is hidden, and was put there by the
     runtime. Other containers of the pod may change the tree meanwhile: they can make the diff fail, and no more. Raises
-    RootfsUnsupported for what a layer cannot express (redirected directories, files without their data, names that
-    begin with ".wh."), TierFull before a file that does not fit on the disk, OSError and other
+    Refused for what a layer cannot express (redirected directories, files without their data, names that
+    begin with ".wh."), NoRoom before a file that does not fit on the disk, OSError and other
     OSErrors, and Stopped soon after `stopped` has become true; `target` does not exist then.
     """
     hidden = names_of(exclude)
@@ -64,9 +64,6 @@ def write_diff(
         return Diff(tar.entries, removed, tar.file_bytes)
     except FileExistsError:
         raise
-    except AttributesUnsupported as error:
-        target.unlink(missing_ok=True)
-        raise RootfsUnsupported(str(error)) from error
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -81,13 +78,13 @@ def _add(tar: TreeTar, found: TreeFile, prefix: str) -> int:
     """Add what the upper directory has at a name, and return how many marks that took."""
     name, status = found.name, found.status
     if found.base.startswith(WHITEOUT):
-        raise RootfsUnsupported(f"/{name}: a layer cannot hold a file whose name begins with {WHITEOUT}")
+        raise Refused(f"/{name}: a layer cannot hold a file whose name begins with {WHITEOUT}")
     if stat.S_ISSOCK(status.st_mode):
         return 0
     xattrs, private = _xattrs(found, prefix)
     for word, meaning in (("redirect", "a moved directory"), ("metacopy", "a file whose data is in a lower layer")):
         if word in private:
-            raise RootfsUnsupported(f"/{name}: {meaning}; mount the overlay with redirect_dir=off,metacopy=off")
+            raise Refused(f"/{name}: {meaning}; mount the overlay with redirect_dir=off,metacopy=off")
     if _is_whiteout(status, private):
         tar.mark(_beside(name, WHITEOUT + found.base))
         return 1

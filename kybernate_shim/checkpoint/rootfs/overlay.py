@@ -17,10 +17,6 @@ from kybernate_shim.linux.mount.mountinfo import MountPoint, read_mountinfo
 from kybernate_shim.linux.mount.overlay import lower_directories, unescaped
 
 
-class RootfsUnsupported(Refused):
-    """The changes of this root filesystem cannot be written as a diff. The message names the reason."""
-
-
 @dataclass(frozen=True)
 class Overlay:
     """An overlay's layers. `private` begins the names of the attributes that belong to the overlay itself.
@@ -106,21 +102,21 @@ def find_overlay(rootfs: Path, mounts: Iterable[MountPoint] | None = None) -> Ov
     """Return the writable layer of the overlay mounted at `rootfs`, by what the kernel says of the mount.
 
     The kernel shows the upper directory in full, also where lower directories were given in a short form. Raises
-    RootfsUnsupported when there is nothing mounted, no overlay, or no upper directory that can be reached.
+    Refused when there is nothing mounted, no overlay, or no upper directory that can be reached.
     """
     real = rootfs.resolve()
     # The last one mounted is the one that is seen.
     mount = next((m for m in reversed(list(read_mountinfo() if mounts is None else mounts)) if m.path == real), None)
     if mount is None:
-        raise RootfsUnsupported(f"{rootfs}: nothing is mounted there")
+        raise Refused(f"{rootfs}: nothing is mounted there")
     if mount.type != "overlay":
-        raise RootfsUnsupported(f"{rootfs}: the root filesystem is {mount.type}; changes are only found on overlay")
+        raise Refused(f"{rootfs}: the root filesystem is {mount.type}; changes are only found on overlay")
     options = dict(option.partition("=")[::2] for option in mount.super_options)
     if "upperdir" not in options:
-        raise RootfsUnsupported(f"{rootfs}: the overlay has no upper directory, so nothing in it can have changed")
+        raise Refused(f"{rootfs}: the overlay has no upper directory, so nothing in it can have changed")
     upper = _directory(options["upperdir"])
     if upper is None:
-        raise RootfsUnsupported(f"{rootfs}: its upper directory {options['upperdir']} cannot be reached from here")
+        raise Refused(f"{rootfs}: its upper directory {options['upperdir']} cannot be reached from here")
     private = "user.overlay." if "userxattr" in options else "trusted.overlay."
     return Overlay(upper, private, _lower(mount.super_options, upper), mount.device)
 

@@ -17,11 +17,11 @@ from threading import Lock
 from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
-from kybernate_shim.checkpoint.rootfs.apply import DiffInvalid, Powers, apply_diff
+from kybernate_shim.checkpoint.rootfs.apply import Powers, apply_diff
 from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES
 from kybernate_shim.checkpoint.volumes import marks
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION, Choice, PodVolume, open_volume, pod_volumes
-from kybernate_shim.errors import Failed, Refused, Stopped
+from kybernate_shim.errors import Damaged, Failed, Refused, Stopped
 from kybernate_shim.linux.attribute_ids import Owners
 from kybernate_shim.linux.beneath import closing
 from kybernate_shim.oci.spec import Spec
@@ -104,7 +104,7 @@ def fill(
                     keep=marks.is_filled(top),
                 )
                 marks.mark_filled(top)
-        except (OSError, DiffInvalid) as error:
+        except (OSError, Damaged) as error:
             raise Failed(
                 f"the volume {filling.volume.name} of the new pod cannot be filled: {error}. Nothing was restored"
             ) from error

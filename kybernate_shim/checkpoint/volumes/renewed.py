@@ -30,7 +30,7 @@ LATEST: Final = b"..data"
 def renew(directory: Path, mounts: Iterable[DumpedMount], destinations: Collection[str]) -> None:
     """Let the CRIU images in `directory` name the new pod's files in its mounts at `destinations`.
 
-    Raises CriuImageInvalid and OSError.
+    Raises Damaged and OSError.
     """
     renewed = {mount.id: mount.destination for mount in mounts if mount.key and mount.destination in destinations}
     files = list(entries(directory / FILES_FILE, FILES, criu.File)) if renewed else []

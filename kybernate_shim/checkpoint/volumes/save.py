@@ -14,7 +14,7 @@ from typing import Final
 
 from kybernate_shim.checkpoint.image.manifest import ImageVolume
 from kybernate_shim.checkpoint.rootfs.apply import PORTABLE, Powers
-from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES, AttributesUnsupported, TreeTar
+from kybernate_shim.checkpoint.tree_tar import ENTRY_BYTES, TreeTar
 from kybernate_shim.checkpoint.volumes import marks
 from kybernate_shim.checkpoint.volumes.places import (
     ANNOTATION,
@@ -123,7 +123,7 @@ def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lamb
 
     The files are all there or none.
 
-    Raises Refused where they have grown beyond the limit, Refused, TierFull, OSError,
+    Raises Refused where they have grown beyond the limit, Refused, NoRoom, OSError,
     OSError and other OSErrors, and Stopped.
     """
     saved: list[ImageVolume] = []
@@ -147,16 +147,16 @@ def _save(
     with create_private(target, exclusive=True) as stream, closing(open_volume(volume.source)) as top:
         identity = marks.identified(top)
         tar = TreeTar(stream, target.parent, check, changing=True)
-        try:
-            for found in walk(top, check=check, changing=True):
-                if not stat.S_ISSOCK(found.status.st_mode):
-                    attributes = _portable(found.attributes())
-                    _require_makeable(volume, found, attributes, what.powers)
+        for found in walk(top, check=check, changing=True):
+            if not stat.S_ISSOCK(found.status.st_mode):
+                attributes = _portable(found.attributes())
+                _require_makeable(volume, found, attributes, what.powers)
+                try:
                     tar.add(found, attributes)
-                    sizes[volume.name] = tar.bytes
-                    require_small(sizes, what.limit)
-        except AttributesUnsupported as error:
-            raise Refused(f"volume {volume.name}: {error}; the container continues as before") from error
+                except Refused as error:
+                    raise Refused(f"volume {volume.name}: {error}; the container continues as before") from error
+                sizes[volume.name] = tar.bytes
+                require_small(sizes, what.limit)
         tar.finish()
     return ImageVolume(
         target.name, volume.name, volume.kind, volume.destinations, tar.entries, tar.data_bytes, identity

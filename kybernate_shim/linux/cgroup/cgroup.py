@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.linux.cgroup.files import parse_table
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories, hierarchy_mounts
 from kybernate_shim.linux.mount.mountinfo import read_cgroup_mounts
@@ -40,10 +41,6 @@ class NoSuchController(FileNotFoundError):
 
 class FreezeTimedOut(Exception):
     """Some process of the cgroup did not stop in time; the cgroup has been thawed again."""
-
-
-class NotOnlyTheirs(Exception):
-    """This very process is in the cgroup, so that it may be neither frozen nor killed."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Cgroup:
     def freeze(self, *, timeout: float = 10.0) -> None:
         """Freeze every process and wait until all are frozen. Blocks.
 
-        Raises FreezeTimedOut after `timeout` seconds (thawed again), NotOnlyTheirs, or OSError when it is gone.
+        Raises FreezeTimedOut after `timeout` seconds (thawed again), Refused, or OSError when it is gone.
         """
         self._must_not_be_ours()
         deadline = time.monotonic() + timeout
@@ -165,7 +162,7 @@ class Cgroup:
     def kill(self) -> None:
         """Send SIGKILL to every process, thawing what is frozen; they may take a moment to be gone.
 
-        Raises NotOnlyTheirs. A cgroup that is gone is no error.
+        Raises Refused. A cgroup that is gone is no error.
         """
         self._must_not_be_ours()
         try:
@@ -202,7 +199,7 @@ class Cgroup:
 
     def _must_not_be_ours(self) -> None:
         if os.getpid() in self.processes():
-            raise NotOnlyTheirs(f"process {os.getpid()} is itself in {self.tracking}")
+            raise Refused(f"process {os.getpid()} is itself in {self.tracking}")
 
 
 def join_shim_cgroup(path: str, pid: int) -> None:

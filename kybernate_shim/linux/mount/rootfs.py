@@ -42,25 +42,20 @@ class Mount:
 
 
 class MountFailed(OSError):
-    """The kernel or a helper refused a mount; what had been mounted before it is unmounted again."""
-
-    def __init__(self, mount: Mount, target: Path, cause: Exception) -> None:
-        super().__init__(getattr(cause, "errno", None) or errno.EINVAL, _refusal(mount, target, cause))
+    """A mount was refused, and those before it are unmounted again; or something is still mounted. It has all words."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
-class UnmountFailed(OSError):
-    """Something below the path is still mounted, mostly because a process uses it."""
+def _not_mounted(mount: Mount, target: Path, cause: Exception) -> MountFailed:
+    return MountFailed(getattr(cause, "errno", None) or errno.EINVAL, _refusal(mount, target, cause))
 
-    def __init__(self, path: Path, left: Sequence[MountPoint], cause: OSError) -> None:
-        mounts = ", ".join(f"{mount.path} ({mount.type} {mount.source})" for mount in left)
-        users = ", ".join(holders(path)) or "no process of this mount namespace"
-        super().__init__(cause.errno, f"cannot unmount {path}: {cause.strerror}; left: {mounts}; used by: {users}")
 
-    def __str__(self) -> str:
-        return str(self.strerror)
+def _not_unmounted(path: Path, left: Sequence[MountPoint], cause: OSError) -> MountFailed:
+    mounts = ", ".join(f"{mount.path} ({mount.type} {mount.source})" for mount in left)
+    users = ", ".join(holders(path)) or "no process of this mount namespace"
+    return MountFailed(cause.errno, f"cannot unmount {path}: {cause.strerror}; left: {mounts}; used by: {users}")
 
 
 def mount_rootfs(mounts: Sequence[Mount], root: Path, *, run: RunHelper | None = None) -> None:
@@ -79,7 +74,7 @@ def mount_rootfs(mounts: Sequence[Mount], root: Path, *, run: RunHelper | None =
                 target = _inside(root, mount.target)
                 _mount(mount, str(target), run)
             except (OSError, ValueError) as error:
-                raise MountFailed(mount, target, error) from error
+                raise _not_mounted(mount, target, error) from error
             done.append(target)
     except BaseException:
         for target in reversed(done):
@@ -91,7 +86,7 @@ def unmount_tree(path: Path, *, attempts: int = 50, pause: float = 0.05) -> None
     """Unmount everything at `path` and below it, deepest first. Nothing mounted there is no error.
 
     What is busy is tried again, `attempts` times in all with `pause` seconds in between.
-    Raises UnmountFailed, which names what is left and who uses it.
+    Raises MountFailed, which names what is left and who uses it.
     """
     for attempt in range(attempts):
         mounts = below(path)
@@ -103,7 +98,7 @@ def unmount_tree(path: Path, *, attempts: int = 50, pause: float = 0.05) -> None
         if attempt < attempts - 1:
             time.sleep(pause)
     if left := below(path):
-        raise UnmountFailed(path, left, failures[0])
+        raise _not_unmounted(path, left, failures[0])
 
 
 def _unmount(path: Path, flags: int = 0) -> OSError | None:

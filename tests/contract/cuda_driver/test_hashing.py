@@ -16,6 +16,7 @@ import pytest
 
 from kybernate_shim.arena.pieces import PIECE
 from kybernate_shim.cuda_worker import kernel
+from kybernate_shim.errors import Refused
 from tests.fakes.cuda import Gpus
 
 P = 2**61 - 1
@@ -145,9 +146,7 @@ def test_machine_code_is_made_once(tmp_path: Path) -> None:
 
 
 def test_gpu_that_the_compiler_does_not_know_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        kernel.KernelUnavailable, match="for sm_990 cannot be compiled: NVRTC does not compile for sm_990"
-    ):
+    with pytest.raises(Refused, match="for sm_990 cannot be compiled: NVRTC does not compile for sm_990"):
         kernel.machine_code(tmp_path, 99, 0)
     assert list(tmp_path.iterdir()) == []
 
@@ -155,5 +154,5 @@ def test_gpu_that_the_compiler_does_not_know_is_named(tmp_path: Path) -> None:
 def test_compiler_that_crashes_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(kernel.KernelUnavailable, match="sm_90 cannot be compiled: "):
+    with pytest.raises(Refused, match="sm_90 cannot be compiled: "):
         kernel.machine_code(tmp_path / "none", 9, 0)

@@ -29,7 +29,7 @@ from kybernate.verbs.copy import Copy
 from kybernate.verbs.evict import Evict
 from kybernate.verbs.model import Operation, State, Submission
 from kybernate.verbs.node import Movement, Node
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from tests.contract.store.faulty import Fault, FaultyServer, faulty
 from tests.contract.store.servers import ACCESS, SECRET, Server, usual

@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 import pytest
 
 from kybernate.node.deleting import delete
-from kybernate.node.failure import Failure, Refused
+from kybernate.node.failure import Failure, NoImage, Refused
 from kybernate.store.errors import ImageDamaged
 from kybernate.store.movement.moving import ImageNowhere, bring
 from kybernate.store.tiers import peer_reading
 from kybernate.store.tiers.directory import DirectoryTier
 from kybernate.store.tiers.peer import PeerTier
 from kybernate.store.tiers.peer_connection import ImageClosed, PartNotRead, PeerFailed
-from kybernate.store.tiers.tier import Held, ImageNotInTier, Ref
+from kybernate.store.tiers.tier import Held, Ref
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.manifest import NAME, Signature, decode, encode
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.linux.locks import held, try_lock_directory
 from kybernate_shim.linux.private_files import write_private
 from tests.contract.store.peers import Node, Server, nodes, signed_again, signed_image
@@ -127,7 +127,7 @@ def test_what_is_not_there_is_named(shared: tuple[Server, Node]) -> None:
     _, node = shared
 
     async def scenario() -> None:
-        with pytest.raises(ImageNotInTier, match="none"):
+        with pytest.raises(NoImage, match="none"):
             await node.peer.open(Ref("team-a", "none", ""))
         with pytest.raises(Failure, match="are removed by its own agent"):
             await node.peer.remove(REF)

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from kybernate.client.target import Target, Tls
+from kybernate.client.contexts import Tls
+from kybernate.client.target import Endpoint
 from kybernate.messages.peer_pb2 import OpenedImage
 from kybernate.store.errors import ImageDamaged
 from kybernate.store.tiers import peer_reading
@@ -42,7 +43,7 @@ PART = 1000
 @pytest.fixture
 def tier(tmp_path: Path) -> PeerTier:
     config = Config(checkpoint_root=tmp_path / "images", key_directory=tmp_path / "keys")
-    return PeerTier("node-1", Target("localhost:1"), config)
+    return PeerTier("node-1", Endpoint("localhost:1"), config)
 
 
 def described(tier: PeerTier, name: str = "web", wanted: Ref = REF, **changes: Any) -> Any:
@@ -100,7 +101,7 @@ class Liar:
         context.load_cert_chain(place / "certificate", place / "key")
         threading.Thread(target=self._serve, args=(context,), daemon=True).start()
         tls = Tls(place / "client_ca", place / "certificate", place / "key")
-        self.target = Target(f"localhost:{self._listener.getsockname()[1]}", tls)
+        self.target = Endpoint(f"localhost:{self._listener.getsockname()[1]}", tls)
 
     def _serve(self, context: ssl.SSLContext) -> None:
         while True:

@@ -18,7 +18,7 @@ from kybernate.store.gc import collect
 from kybernate.store.keys import make_key
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.probe import probe
-from kybernate.store.transfer import Progress, Transfer
+from kybernate.store.transfer import Transfer, TransferProgress
 from kybernate.store.writer import store
 from tests.contract.store.faulty import Fault, faulty
 from tests.contract.store.servers import BUCKET, OPTIONS, SERVERS, Server, client_of, here, minio, rclone
@@ -319,7 +319,7 @@ def restarting(server: Server) -> Transfer:
     """Return a transfer during which a server is killed and started again."""
     begun: list[int] = []
 
-    def report(progress: Progress) -> None:
+    def report(progress: TransferProgress) -> None:
         if progress.sent_bytes > 30 * MIB and not begun:
             begun.append(progress.sent_bytes)
             server.kill()

@@ -12,8 +12,8 @@ import pytest
 from kybernate_shim.checkpoint.gpu.vram import VramOffload
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.linux.process_memory import Region, read_maps
-from kybernate_shim.vram_io.digest import of_file
 from kybernate_shim.vram_io.errors import FileFailed
+from kybernate_shim.vram_io.file_digests import of_file
 from kybernate_shim.vram_io.saved_regions import mapped_files
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from tests.contract.vram_driven.driving import (

@@ -11,8 +11,8 @@ import pytest
 from kybernate_shim.checkpoint.gpu import vram
 from kybernate_shim.checkpoint.gpu.vram import VramOffload
 from kybernate_shim.checkpoint.operation import Operation
-from kybernate_shim.vram_io.digest import of_file
 from kybernate_shim.vram_io.errors import FileFailed
+from kybernate_shim.vram_io.file_digests import of_file
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from kybernate_shim.vram_mover.driven import MemoryAllowance
 from tests.contract.vram_driven.driving import (

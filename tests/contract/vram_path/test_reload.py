@@ -10,7 +10,8 @@ import pytest
 
 from kybernate_shim.checkpoint.gpu.vram import PREFAULT_BYTES, VramOffload, VramReload, prefaulted
 from kybernate_shim.checkpoint.image.manifest import File, Host, Manifest, Program, Source, now
-from kybernate_shim.checkpoint.image.store import Image, verify, write_manifest
+from kybernate_shim.checkpoint.image.store import Image, write_manifest
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.gpu.mover_client import vram_mover
 from kybernate_shim.linux.children import Children

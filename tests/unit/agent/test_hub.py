@@ -15,9 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kybernate.agent.events.store import SCHEMA, EventStore
 from kybernate.agent.journal import Journal
-from kybernate.agent.watch.hub import Hub
-from kybernate.agent.watch.identity import KINDS, identity
-from kybernate.agent.watch.log import ENTRY_BYTES, ChangeLog, Entry
+from kybernate.agent.watch.hub import ENTRY_BYTES, KINDS, ChangeLog, Entry, Hub, identity
 from kybernate.messages import agent_pb2 as api
 from kybernate.node.failure import Invalid
 

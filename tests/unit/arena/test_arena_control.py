@@ -28,8 +28,7 @@ from kybernate_shim.arena.control import (
     VERSION,
     BlockState,
     Control,
-    ControlInvalid,
-    ControlSilent,
+    ControlUnusable,
     Verb,
     control_of,
 )
@@ -90,7 +89,7 @@ def test_number_of_blocks_that_is_none_reads_the_table_alone(page: mmap.mmap) ->
 )
 def test_block_that_cannot_be_is_refused(page: mmap.mmap, lie: dict[str, int]) -> None:
     put(page, 4, **lie)
-    with opened() as found, pytest.raises(ControlInvalid, match="block 4 of process"):
+    with opened() as found, pytest.raises(ControlUnusable, match="block 4 of process"):
         found.blocks()
 
 
@@ -108,7 +107,7 @@ def test_answers_that_never_end_are_given_up(page: mmap.mmap, monkeypatch: pytes
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(control.futex, "wait", lambda *_: None)
     struct.pack_into("<I", page, ANSWERED, 7)
-    with opened() as found, pytest.raises(ControlSilent, match="does not answer probe"):
+    with opened() as found, pytest.raises(ControlUnusable, match="does not answer probe"):
         found.ask(Verb.PROBE, seconds=0.1)
     assert len(pauses) <= 101
 
@@ -119,7 +118,7 @@ def test_process_that_is_a_zombie_is_not_waited_for(page: mmap.mmap, monkeypatch
     with subprocess.Popen(["true"]) as ended, opened() as found:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         found.pid = ended.pid
-        with pytest.raises(ControlSilent, match=f"process {ended.pid} has ended"):
+        with pytest.raises(ControlUnusable, match=f"process {ended.pid} has ended"):
             found.ask(Verb.PROBE, seconds=5)
 
 

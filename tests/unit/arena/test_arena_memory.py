@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from kybernate_shim.arena import banks
 from kybernate_shim.arena import memory as arena
 from kybernate_shim.arena.banks import Bank
-from kybernate_shim.arena.errors import ArenaFull, ArenaIncomplete, ArenaInUse, FillingEnded
+from kybernate_shim.arena.errors import ArenaIncomplete, FillingEnded
 from kybernate_shim.arena.extents import HOLE, Extent, gaps, joined, take
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import MARK, PIECE, PieceHashes, Update
 from kybernate_shim.arena.records import Filler, read_number, write_number
+from kybernate_shim.errors import Busy, NoRoom
 from kybernate_shim.sizes import GRAIN, NO_NODE
 
 KEY = bytes(range(32))
@@ -54,7 +55,7 @@ def test_claims_do_not_overlap_and_are_found_again(memory: Memory, me: ArenaOwne
 
 
 def test_claim_that_does_not_fit_changes_nothing(memory: Memory, me: ArenaOwner) -> None:
-    with pytest.raises(ArenaFull, match="34 MiB of VRAM do not fit into the arena, 32 MiB of it are free"):
+    with pytest.raises(NoRoom, match="34 MiB of VRAM do not fit into the arena, 32 MiB of it are free"):
         memory.claim(me, [(0, 0, SIZE + GRAIN)])
     assert memory.kept(me) == []
     assert memory.free() == SIZE
@@ -197,7 +198,7 @@ def test_copies_stay_where_their_going_would_not_help(memory: Memory, me: ArenaO
     other = ArenaOwner.of(os.getppid())
     leave(memory, other, 1, 2)
     memory.retire(other)
-    with pytest.raises(ArenaFull, match="34 MiB of VRAM do not fit into the arena, 32 MiB of it are free"):
+    with pytest.raises(NoRoom, match="34 MiB of VRAM do not fit into the arena, 32 MiB of it are free"):
         leave(memory, me, *[1] * 17)
     assert copied(leave(memory, other, 1, 2)) == []
 
@@ -209,7 +210,7 @@ def test_own_copies_count_as_room(memory: Memory, me: ArenaOwner) -> None:
     memory.retire(me)
     assert copied(leave(memory, me, *[2] * 12, *[3] * 4)) == [12, 13, 14, 15]
     memory.retire(me)
-    with pytest.raises(ArenaFull):
+    with pytest.raises(NoRoom, match="do not fit"):
         leave(memory, me, *[2] * 12, *[4] * 5)
     assert copied(leave(memory, me, *[2] * 12, *[3] * 4)) == []
 
@@ -353,7 +354,7 @@ def test_bytes_of_who_has_ended_stay_while_a_job_works_with_them(memory: Memory)
             child.kill()
             child.wait()
             assert memory.free() == 0
-            with pytest.raises(ArenaInUse, match=f"an earlier job of the arena for process {owner.pid}"):
+            with pytest.raises(Busy, match=f"an earlier job of the arena for process {owner.pid}"):
                 memory.using(owner, 0).__enter__()
     assert memory.free() == SIZE
     assert list(memory.file.parent.glob("*-*")) == []
@@ -370,7 +371,7 @@ def halves(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Memory:
 def test_account_has_no_more_than_its_share(halves: Memory) -> None:
     first, second, neighbour = (ArenaOwner(pid, 1) for pid in (2, 4, 3))
     halves.claim(first, [(0, 0, 5 * GRAIN)])
-    with pytest.raises(ArenaFull, match=r"8 MiB .* share of pod 0 in the arena, which has 10 of 16 MiB"):
+    with pytest.raises(NoRoom, match=r"8 MiB .* share of pod 0 in the arena, which has 10 of 16 MiB"):
         halves.claim(second, [(0, 0, 4 * GRAIN)])
     assert halves.record(second).pending == []
     halves.claim(second, [(0, 0, 3 * GRAIN)])

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.checkpoint import cleanup
-from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces, plain_path, told_of
+from kybernate_shim.checkpoint.cleanup import Traces, plain_path, told_of
+from kybernate_shim.errors import Failed
 from tests.unit.checkpoint.hiding import HIDING
 
 
@@ -99,7 +100,7 @@ def test_program_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.
     with started(tmp_path / "file") as program:
         with monkeypatch.context() as patched:
             patched.setattr(os, "kill", lambda pid, number: None)
-            with pytest.raises(CleanupIncomplete, match=str(program.pid)):
+            with pytest.raises(Failed, match=str(program.pid)):
                 traces.end_programs(seconds=0.02)
         program.kill()
 
@@ -140,5 +141,5 @@ def test_cgroup_of_processes_that_are_ending_is_waited_for(tmp_path: Path, monke
 def test_cgroup_that_stays_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "container").mkdir()
     busy_cgroup(monkeypatch, looks=10**9)
-    with pytest.raises(CleanupIncomplete, match="container is still in use"):
+    with pytest.raises(Failed, match="container is still in use"):
         cleanup._remove_cgroup(tmp_path / "container", time.monotonic())

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from kybernate_shim.checkpoint import restore
-from kybernate_shim.checkpoint.cleanup import CleanupIncomplete, Traces
+from kybernate_shim.checkpoint.cleanup import Traces
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu import confined
 from kybernate_shim.checkpoint.criu.confined import Inspection
@@ -26,7 +26,7 @@ from kybernate_shim.checkpoint.operation import Operation
 from kybernate_shim.checkpoint.restore import Prepared, RestoreFailed, prepare, run
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.config import Config
-from kybernate_shim.errors import Refused
+from kybernate_shim.errors import Failed, Refused
 from kybernate_shim.linux import threads
 from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.oci.spec import Spec
@@ -166,7 +166,7 @@ def test_failed_restore_is_cleared_away_before_the_runtime_forgets_it(target: Fa
 
 def test_what_cannot_be_cleared_away_is_named(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     def stays(traces: Traces) -> None:
-        raise CleanupIncomplete("process 7 does not end")
+        raise Failed("process 7 does not end")
 
     monkeypatch.setattr(Traces, "clear_restore", stays)
     target.children.on["restore"] = fails(target)

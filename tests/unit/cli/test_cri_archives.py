@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.checkpoint.image.manifest import NAME
-from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save

@@ -14,7 +14,8 @@ import pytest
 from kybernate.cli import asking
 from kybernate.node import importing
 from kybernate_shim.checkpoint.image.manifest import NAME, File, Manifest, encode
-from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.trust.keys import Key
 from kybernate_shim.vram_io import digest as vram_digest
 from kybernate_shim.vram_io.image_files import VramFile
@@ -182,7 +183,7 @@ def test_file_that_changes_after_it_was_examined_is_found(
         content[-3] ^= 1
         (foreign / file).write_bytes(content)
 
-    monkeypatch.setattr("kybernate.cli.importing.require_agreement", agree)
+    monkeypatch.setattr("kybernate.cli.bringing_in.require_agreement", agree)
     foreign.chmod(0o777)
     result = node.run("import", str(foreign), status=1)
     assert "changed after it was examined" in result.stderr
@@ -196,7 +197,7 @@ def test_manifest_that_changes_after_it_was_examined_has_no_effect(
     save(foreign, signed=False)
     manifest = foreign / NAME
     changed = manifest.read_text().replace("/srv/data", "/")
-    monkeypatch.setattr("kybernate.cli.importing.require_agreement", lambda *_, **__: manifest.write_text(changed))
+    monkeypatch.setattr("kybernate.cli.bringing_in.require_agreement", lambda *_, **__: manifest.write_text(changed))
     node.run("import", str(foreign))
     assert manifest_of(node.checkpoints / "i").mounts[1].source == "/srv/data"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kybernate.node.failure import Ambiguous
-from kybernate.node.lookup import ContainerNotFound, KnownContainer, resolve
+from kybernate.node.failure import Ambiguous, Missing
+from kybernate.node.lookup import KnownContainer, resolve
 
 POD, OTHER = "a" * 64, "b" * 64
 WEB = KnownContainer(
@@ -72,7 +72,7 @@ def test_ambiguous_name_lists_what_it_means(query: str, listed: tuple[KnownConta
 
 @pytest.mark.parametrize("query", ["", "nobody", "front/nobody", "shop/front/web/x", "/", "shop", "test/front", "cafe"])
 def test_unknown_name_is_not_found(query: str) -> None:
-    with pytest.raises(ContainerNotFound):
+    with pytest.raises(Missing, match=r"no container has|no processes"):
         resolve(query, NODE)
 
 

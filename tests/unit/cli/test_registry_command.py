@@ -15,7 +15,7 @@ from kybernate.doctor import examination
 from kybernate.node import verdict
 from kybernate.node.finding import HealthFinding, Verdict
 from kybernate.registry.catalogue import Catalogue
-from kybernate.registry.rebuild import Outcome
+from kybernate.registry.rebuild import Rebuilt
 from kybernate_shim.checkpoint.image.manifest import NAME, REGISTRY
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.saved_image import save
@@ -144,7 +144,7 @@ def test_directory_that_cannot_be_looked_into_is_no_agreement(
     node: Node, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.run("registry", "rebuild", "--url", url)
-    unreadable = Outcome(0, 0, (), unreadable={Path("/images/shop"): "Input/output error"})
+    unreadable = Rebuilt(0, 0, (), unreadable={Path("/images/shop"): "Input/output error"})
     monkeypatch.setattr(Catalogue, "check", lambda self, artefacts, progress: unreadable)
     said = node.run("registry", "check", "--url", url, status=1).stderr.splitlines()[-1]
     assert "/images/shop cannot be looked into: Input/output error" in said

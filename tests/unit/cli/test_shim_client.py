@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, TimedOut
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import NothingToCancel, Shim, ShimCancelled, ShimTooOld, ShimTooSlow, shim_of
+from kybernate.node.shim import NothingToCancel, Shim, ShimRefused, ShimTooOld, shim_of
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.ttrpc import Code, RpcError
 from tests.unit.cli.conftest import Node
@@ -63,7 +63,7 @@ def test_older_shim_is_named_as_such(node: Node, fake: FakeShim) -> None:
 def test_undo_that_takes_longer_goes_on(node: Node, fake: FakeShim) -> None:
     fake.watched = 1  # never looked at, so never answered
     fake.answers["Cancel"] = wire.CancelResponse()
-    with pytest.raises(ShimTooSlow, match=r"0\.05 s"):
+    with pytest.raises(TimedOut, match=r"0\.05 s"):
         talk(node, lambda shim: shim.cancel("trainer", timeout=0.05))
 
 
@@ -81,7 +81,7 @@ def test_cancelled_operation_is_an_error_of_its_own(
     message = "suspend of container trainer was cancelled by uid 0 (pid 7); its processes keep running"
     for method in ("Checkpoint", "Suspend", "Resume"):
         fake.answers[method] = RpcError(Code.CANCELED, message)
-    with pytest.raises(ShimCancelled, match="its processes keep running") as failed:
+    with pytest.raises(ShimRefused, match="its processes keep running") as failed:
         talk(node, call)
     assert isinstance(failed.value, Failure)
     assert fake.requests[0].operation == "op-1"

@@ -18,7 +18,8 @@ from kybernate.client import (
     OperationFailed,
     requests,
 )
-from kybernate.client.target import Tls, target_of
+from kybernate.client.contexts import Tls
+from kybernate.client.target import target_of
 from kybernate.messages import agent_pb2 as wire
 from tests.fakes.agent import FakeAgent
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.client import contexts
-from kybernate.client.target import DEFAULT_SOCKET, TlsMissing, target_of
+from kybernate.client.target import DEFAULT_SOCKET, target_of
 from kybernate.node.failure import Failure, Missing
 from tests.documentation import block
 
@@ -61,7 +61,7 @@ def test_users_file_adds_and_has_precedence(files: tuple[Path, Path]) -> None:
 
 
 def test_address_without_a_context_has_the_files_certificates(files: tuple[Path, Path]) -> None:
-    with pytest.raises(TlsMissing, match="n:1 needs TLS"):
+    with pytest.raises(Failure, match="n:1 needs TLS"):
         target_of("n:1")
     files[0].write_text(TLS)
     assert target_of("n:1").tls is not None

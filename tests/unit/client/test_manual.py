@@ -42,11 +42,11 @@ def test_client_that_is_refused(
     fake: FakeAgent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KYBERNATE_AGENT", str(fake.socket))
-    error = wire.Error(message="no container web-0", type="ContainerNotFound", advice="`kybernate ps` lists them")
+    error = wire.Error(message="no container web-0", type="Missing", advice="`kybernate ps` lists them")
     fake.refused[wire.CheckpointRequest] = grpc.StatusCode.NOT_FOUND, error
     with pytest.raises(SystemExit):
         exec(compile(block("docs/client.md", "client").text, "docs/client.md", "exec"), {})
-    assert capsys.readouterr().out == "ContainerNotFound no container web-0 `kybernate ps` lists them\n"
+    assert capsys.readouterr().out == "Missing no container web-0 `kybernate ps` lists them\n"
 
 
 def test_tls(fake: FakeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.cuda_helper import workers
-from kybernate_shim.cuda_helper.workers import KEPT_WARM, Lifetime, Worker, WorkerNotReady, Workers
+from kybernate_shim.cuda_helper.workers import KEPT_WARM, Lifetime, Worker, Workers
+from kybernate_shim.worker_protocol.errors import WorkerError
 
 
 class FakeWorker:
@@ -96,11 +97,11 @@ def test_spare_that_cannot_start_is_the_next_callers_affair(
         await pool.acquire()
 
         async def refuse(**_: object) -> FakeWorker:
-            raise WorkerNotReady("no driver")
+            raise WorkerError("no driver")
 
         monkeypatch.setattr(Worker, "start", refuse)
         await settled()
-        with pytest.raises(WorkerNotReady, match="no driver"):
+        with pytest.raises(WorkerError, match="no driver"):
             await pool.acquire()
 
     asyncio.run(main())

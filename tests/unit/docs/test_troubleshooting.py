@@ -14,13 +14,13 @@ from tests.documentation import GAP, ROOT, all_texts, cells, modules, quoted, te
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 # Caught where they are raised, or the parents of those that are raised: no user ever reads them.
 INTERNAL = {
-    "Abandoned", "Stopped", "ContextMismatch", "CudaError", "EventRefused", "Failed",
-    "ImageClosed", "NotAnswered", "NotOnlyTheirs", "NotSealed",
+    "Stopped", "CudaError", "Failed",
+    "ImageClosed", "NotAnswered",
     "NotUnderstood",
     "OperationUndone", "OutcomeUnknown", "PartBroken", "PartNotRead",
-    "TooLarge", "VramError", "_Again", "_Refused", "_Stopped",
+    "TooLarge", "VramError", "_Again", "_Refused",
 }  # fmt: skip
-BUILT_IN = {"TimeoutError", "OSError", "FileNotFoundError", "LookupError"}
+BUILT_IN = {"TimeoutError", "OSError", "ChildProcessError", "ValueError", "FileNotFoundError", "LookupError"}
 SHORT = 12  # a text that has fewer letters says nothing by itself
 
 

@@ -18,15 +18,15 @@ import pytest
 from kybernate.export import guard, registry_client
 from kybernate.export import push as pushing
 from kybernate.export.credentials import Credentials
-from kybernate.export.errors import ArtefactOdd, ImageRegistryRefused, ImageRegistryUnreachable, NotPulled
+from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable
 from kybernate.export.guard import Guard
 from kybernate.export.layer_record import NAME as LAYERS
 from kybernate.export.layers import Compression
 from kybernate.export.pull import fetching
 from kybernate.export.push import Pushed
 from kybernate.export.reference import Reference, parsed
-from kybernate.export.registry_client import ATTEMPTS, Connection, RegistryClient
-from kybernate.export.sources import RegistrySource
+from kybernate.export.registry_client import ATTEMPTS, Connection, ImageRegistryClient
+from kybernate.export.sources import ImageRegistrySource
 from kybernate.node.failure import Failure
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import Image
@@ -55,10 +55,10 @@ def pull(
     server: FakeRegistry, config: Config, reference: Reference | None = None, how: Connection = PARALLEL
 ) -> dict[str, bytes]:
     """Return the files that a pull gives; nothing is left of them on the disk."""
-    client = RegistryClient(reference or at(server), how)
+    client = ImageRegistryClient(reference or at(server), how)
     try:
         with fetching(config) as directory:
-            return content(directory.fill(RegistrySource(client)).image.path)
+            return content(directory.fill(ImageRegistrySource(client)).image.path)
     finally:
         client.close()
 
@@ -92,18 +92,18 @@ def test_pull_that_was_killed_continues_after_whole_layers(server: FakeRegistry,
     all_of_it = server.requests["GET blobs"]
     server.requests.clear()
     server.faults["GET blobs"] = lambda number: broken() if number >= all_of_it else None
-    client = RegistryClient(done.reference, NO_PARALLEL)
+    client = ImageRegistryClient(done.reference, NO_PARALLEL)
     with pytest.raises(ImageRegistryUnreachable), fetching(config, text) as directory:
-        directory.fill(RegistrySource(client))
+        directory.fill(ImageRegistrySource(client))
     client.close()
     (left,) = config.checkpoint_root.glob(".import-*")
     assert [json.loads(line)["layer"] for line in (left / LAYERS).read_text().splitlines()[1:]]
     (left / "half-1.img").write_bytes(b"half")
     del server.faults["GET blobs"]
     server.requests.clear()
-    client = RegistryClient(done.reference, NO_PARALLEL)
+    client = ImageRegistryClient(done.reference, NO_PARALLEL)
     with fetching(config, text) as directory:
-        assert content(directory.fill(RegistrySource(client)).image.path) == content(image.path)
+        assert content(directory.fill(ImageRegistrySource(client)).image.path) == content(image.path)
     client.close()
     assert not list(config.checkpoint_root.glob(".import-*"))
     assert server.requests["GET blobs"] < all_of_it
@@ -112,7 +112,7 @@ def test_pull_that_was_killed_continues_after_whole_layers(server: FakeRegistry,
 def test_one_pull_of_a_reference_at_a_time(config: Config) -> None:
     with (
         fetching(config, "a/b:v1"),
-        pytest.raises(NotPulled, match="another command pulls a/b:v1"),
+        pytest.raises(Failure, match="another command pulls a/b:v1"),
         fetching(config, "a/b:v1"),
     ):
         pass
@@ -158,16 +158,16 @@ def test_part_whose_answer_is_lost_is_not_sent_twice(
     server: FakeRegistry, image: Image, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [True]
-    original = RegistryClient.once
+    original = ImageRegistryClient.once
 
-    def once_lost(self: RegistryClient, method: str, *rest: Any) -> httpx.Response:
+    def once_lost(self: ImageRegistryClient, method: str, *rest: Any) -> httpx.Response:
         answer = original(self, method, *rest)
         if method == "PATCH" and lost:
             lost.clear()
             raise httpx.ReadError("the answer is lost")
         return answer
 
-    monkeypatch.setattr(RegistryClient, "once", once_lost)
+    monkeypatch.setattr(ImageRegistryClient, "once", once_lost)
     push(server, image)
     assert pull(server, config) == content(image.path)
 
@@ -194,7 +194,7 @@ def test_registry_that_stays_away_leaves_nothing(server: FakeRegistry, image: Im
 def test_failed_push_leaves_the_tag_as_it_was(server: FakeRegistry, image: Image, what: str) -> None:
     server.manifests["a/b", "v1"] = b"old"
     server.faults[what] = lambda number: 403
-    with pytest.raises(ImageRegistryRefused, match="cannot be pushed: HTTP 403"):
+    with pytest.raises(Failure, match="cannot be pushed: HTTP 403"):
         push(server, image)
     assert server.manifests["a/b", "v1"] == b"old"
     assert server.uploads == {}
@@ -213,9 +213,9 @@ def test_token_is_asked_for_with_credentials(image: Image, config: Config) -> No
         how = Connection(Credentials("me", "me"))
         push(server, image, how)
         assert pull(server, config, how=how) == content(image.path)
-        with pytest.raises(ImageRegistryRefused, match="gives no token: HTTP 401"):
+        with pytest.raises(Failure, match="gives no token: HTTP 401"):
             pull(server, config, how=Connection(Credentials("me", "other")))
-        with pytest.raises(ImageRegistryRefused, match="gives no token"):
+        with pytest.raises(Failure, match="gives no token"):
             pull(server, config)
 
 
@@ -230,7 +230,7 @@ def test_credentials_go_to_no_other_host(image: Image) -> None:
 def refused(server: FakeRegistry, config: Config, answer: Answer) -> str:
     """Return why nothing is pulled from a registry that answers so."""
     server.faults["GET manifests"] = lambda number: answer
-    with pytest.raises(ImageRegistryRefused) as error:
+    with pytest.raises(Failure, match=r"names|HTTP|token|address") as error:
         pull(server, config)
     return str(error.value)
 
@@ -264,7 +264,7 @@ def test_redirect_that_leads_nowhere_good_is_refused_in_words(
 ) -> None:
     monkeypatch.setattr(registry_client, "FIRST_PAUSE", 0.0)
     server.faults["GET manifests"] = lambda number: (307, b"", {"Location": place})
-    with pytest.raises((ImageRegistryRefused, ImageRegistryUnreachable), match=why):
+    with pytest.raises((Failure, ImageRegistryUnreachable), match=why):
         pull(server, config)
 
 
@@ -300,7 +300,7 @@ def test_registry_leads_to_no_address_of_the_nodes_own(
     if passes:
         Guard(httpx.URL(origin)).before(request)
     else:
-        with pytest.raises(ImageRegistryRefused):
+        with pytest.raises(Failure, match=r"names|HTTP|token|address"):
             Guard(httpx.URL(origin)).before(request)
 
 
@@ -348,7 +348,7 @@ def test_full_disk_is_a_reason_and_leaves_nothing(
         return os.statvfs_result(found)
 
     monkeypatch.setattr(os, "statvfs", full)
-    with pytest.raises(NotPulled, match="MiB free"):
+    with pytest.raises(Failure, match="MiB free"):
         pull(server, config)
     assert {path.name for path in config.checkpoint_root.iterdir()} == {"shop"}
 
@@ -357,7 +357,7 @@ def test_other_images_are_not_taken_for_checkpoints(server: FakeRegistry, config
     server.manifests["a/b", "v1"] = b'{"schemaVersion": 2, "layers": []}'
     with pytest.raises(ArtefactOdd, match="not a checkpoint"):
         pull(server, config)
-    with pytest.raises(ImageRegistryRefused, match="cannot be pulled: HTTP 404"):
+    with pytest.raises(Failure, match="cannot be pulled: HTTP 404"):
         pull(server, config, at(server, tag="v2"))
 
 

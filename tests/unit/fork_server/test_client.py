@@ -17,6 +17,7 @@ import pytest
 
 from kybernate_shim import launcher
 from kybernate_shim.deleted import leave_answer
+from kybernate_shim.errors import Refused
 from kybernate_shim.fork_server import place
 from kybernate_shim.fork_server.answer import TAKEN, UNLIKE
 from tests.unit.fork_server.clients import ITSELF, Client, package_in
@@ -315,5 +316,5 @@ def test_missing_interpreter_is_named(compiled: Path, tmp_path: Path) -> None:
 
 
 def test_path_that_does_not_fit_is_refused(client: Client, compiled: Path) -> None:
-    with pytest.raises(launcher.InstallationUnusable, match="no place for /x"):
+    with pytest.raises(Refused, match="no place for /x"):
         launcher.program(sys.executable, Path("/" + "x" * 5000), compiled / "fork_server/client")

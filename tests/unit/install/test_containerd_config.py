@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kybernate.install.containerd_config import (
-    ConfigurationUnusable,
     Files,
     changes,
     difference,
@@ -17,6 +16,7 @@ from kybernate.install.containerd_config import (
     imported,
     strayed,
 )
+from kybernate.node.failure import Failure
 
 MAIN = Path("/etc/containerd/config.toml")
 DROP_IN = Path("/etc/containerd/conf.d/kybernate.toml")
@@ -104,7 +104,7 @@ def test_table_that_is_there_is_corrected_where_it_is(release: tuple[int, ...]) 
     ],
 )
 def test_refusals_say_what_to_do(main: Path, text: str, words: str) -> None:
-    with pytest.raises(ConfigurationUnusable, match=words) as refused:
+    with pytest.raises(Failure, match=words) as refused:
         changes(Files(main, {main: text}), (1, 7), SHIM)
     assert refused.value.advice
     assert refused.value.state == "nothing was changed"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux.huge_pages import HugePagesUnavailable, huge_pages, node_wide, restore_node
+from kybernate_shim.errors import Refused
+from kybernate_shim.linux.huge_pages import huge_pages, node_wide, restore_node
 
 USER = """
 import sys
@@ -24,14 +25,14 @@ with node_wide(Path(sys.argv[1]), Path(sys.argv[2])):
 def test_off_does_nothing_and_an_unwritable_switch_is_named(tmp_path: Path) -> None:
     with huge_pages("off"):
         pass
-    with pytest.raises(HugePagesUnavailable, match="cannot be set: No such file"), node_wide(tmp_path / "no", tmp_path):
+    with pytest.raises(Refused, match="cannot be set: No such file"), node_wide(tmp_path / "no", tmp_path):
         pass
     assert not (tmp_path / "previous").exists()
 
 
 def test_never_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "enabled").write_text("always madvise [never]\n")
-    with pytest.raises(HugePagesUnavailable, match="is set to never"), node_wide(tmp_path / "enabled", tmp_path):
+    with pytest.raises(Refused, match="is set to never"), node_wide(tmp_path / "enabled", tmp_path):
         pass
     assert (tmp_path / "enabled").read_text() == "always madvise [never]\n"
     assert not (tmp_path / "previous").exists()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from kybernate.node import containerd_facts
 from kybernate.node import containerd_health as health
-from kybernate.node.containerd_health import ONE_PLUGIN, SHIM, SPLIT, ConfigurationFile, ContainerdFacts, Shim
+from kybernate.node.containerd_facts import ONE_PLUGIN, SHIM, SPLIT, ConfigurationFile, ContainerdFacts, Shim
 from kybernate.node.containerd_process import ContainerdProcess
 from kybernate.node.room import Room
 from kybernate_shim import __version__
@@ -156,17 +157,17 @@ def test_what_is_broken_is_named_with_a_remedy(case: str) -> None:
 def test_shim_is_the_first_in_the_path_of_containerd_or_next_to_it(tmp_path: Path) -> None:
     for name in ("first", "second", "own"):
         (tmp_path / name).mkdir()
-    named = {"plugins": {SPLIT: {"containerd": {"runtimes": {"k": {"runtime_type": health.OUR_TYPE}}}}}}
+    named = {"plugins": {SPLIT: {"containerd": {"runtimes": {"k": {"runtime_type": containerd_facts.OUR_TYPE}}}}}}
     path = f"{tmp_path}/first:{tmp_path}/second"
     process = replace(RUNNING, path=path)
     program = str(tmp_path / "own/containerd")
-    (missing,) = health._shims(named, process, program)
+    (missing,) = containerd_facts._shims(named, process, program)
     assert (missing.path, missing.wanted) == ("", PLACE)
     for name in ("own", "second"):
         shim = tmp_path / name / SHIM
         shim.write_text("#!/bin/sh\necho x:; echo '  Version: 9.9'\n")
         shim.chmod(0o755)
-        (found,) = health._shims(named, process, program)
+        (found,) = containerd_facts._shims(named, process, program)
         assert (found.path, found.version) == (str(shim), "9.9")
 
 
@@ -174,6 +175,6 @@ def test_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('version = 3\nimports = ["conf.d/*.toml"]\n')
     (tmp_path / "conf.d").mkdir()
     (tmp_path / "conf.d/a.toml").write_text("[a]\n[a]\n")
-    first, second = health._files(tmp_path / "config.toml")
+    first, second = containerd_facts._files(tmp_path / "config.toml")
     assert (first.form, first.problem) == (3, "")
     assert "at line 2" in second.problem

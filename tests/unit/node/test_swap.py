@@ -13,7 +13,7 @@ import pytest
 from kybernate.node import swap as swapping
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import ShimCancelled
+from kybernate.node.shim import ShimRefused
 from kybernate.node.swap import NotSwapped, swap
 
 FAILURE = Failure("GPU-1 has 1 GiB free")
@@ -40,7 +40,7 @@ class PretendedShim:
             await self.other.begun.wait()
             raise FAILURE
         await self.cancelled.wait()
-        raise ShimCancelled("it was cancelled", code="CANCELLED")
+        raise ShimRefused("it was cancelled", code="CANCELED")
 
     async def status(self, id: str) -> Any:
         return [SimpleNamespace(phase="resume")]

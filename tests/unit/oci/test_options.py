@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.config import Config, ConfigInvalid
+from kybernate_shim.errors import Invalid
 from kybernate_shim.messages import bootstrap_pb2 as bootstrap
 from kybernate_shim.messages import linux_runc_options_pb2 as linux_runc
 from kybernate_shim.messages import runc_options_pb2 as runc
@@ -21,7 +22,6 @@ from kybernate_shim.messages.any import pack
 from kybernate_shim.oci.options import (
     CheckpointOptions,
     RuntimeOptions,
-    UnsupportedOptions,
     decode_checkpoint_options,
     decode_options,
     decode_start_input,
@@ -101,7 +101,7 @@ def test_config_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [b"BinaryName = 5", b"SystemdCgroup = 'true'", b"IoUid = true", b"not toml", b"\xff"])
 def test_config_body_that_makes_no_sense_is_refused(body: bytes) -> None:
-    with pytest.raises(UnsupportedOptions):
+    with pytest.raises(Invalid, match="options"):
         decode_options(pack(generic.Options(config_body=body)))
 
 
@@ -128,14 +128,14 @@ def test_options_of_a_container_say_nothing_about_a_checkpoint() -> None:
 @pytest.mark.parametrize("decode", [decode_options, decode_checkpoint_options])
 def test_unknown_type_is_refused_with_those_understood(decode: object) -> None:
     assert callable(decode)
-    with pytest.raises(UnsupportedOptions) as caught:
+    with pytest.raises(Invalid, match="options") as caught:
         decode(Any(type_url="type.googleapis.com/acme.Options"))
     for name in ("type.googleapis.com/acme.Options", "containerd.runc.v1.Options", "runtimeoptions.v1.Options"):
         assert name in str(caught.value)
 
 
 def test_bytes_that_are_not_the_claimed_type_are_refused() -> None:
-    with pytest.raises(UnsupportedOptions, match=r"containerd\.runc\.v1\.Options do not decode"):
+    with pytest.raises(Invalid, match=r"containerd\.runc\.v1\.Options do not decode"):
         decode_options(Any(type_url="containerd.runc.v1.Options", value=b"\xff\xff"))
 
 
@@ -164,5 +164,5 @@ def test_start_input_of_an_unknown_type_is_refused_later() -> None:
 
 @given(st.binary())
 def test_any_start_input_is_read_or_refused(data: bytes) -> None:
-    with suppress(UnsupportedOptions):
+    with suppress(Invalid):
         assert isinstance(decode_options(decode_start_input(data)), RuntimeOptions)

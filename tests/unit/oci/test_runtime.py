@@ -14,18 +14,12 @@ from typing import Any
 import pytest
 
 from kybernate_shim.config import Deadlines
+from kybernate_shim.errors import Missing
 from kybernate_shim.linux.children import Finished, ProgramTimedOut
 from kybernate_shim.oci.bundle import Bundle
 from kybernate_shim.oci.commands import Cli, Criu
 from kybernate_shim.oci.options import RuntimeOptions
-from kybernate_shim.oci.runtime import (
-    ContainerMissing,
-    ProcessGone,
-    Runtime,
-    RuntimeFailed,
-    RuntimeTimedOut,
-    runtime_environment,
-)
+from kybernate_shim.oci.runtime import Runtime, RuntimeFailed, RuntimeTimedOut, runtime_environment
 
 ENV = {"PATH": "/bin"}
 
@@ -244,7 +238,7 @@ def test_program_that_cannot_be_executed_is_named(bundle: Bundle) -> None:
     ],
 )
 def test_signal_to_what_has_ended_is_process_gone(bundle: Bundle, said: str) -> None:
-    with pytest.raises(ProcessGone, match=re.escape(said)):
+    with pytest.raises(Missing, match=re.escape(said)):
         asyncio.run(runtime(bundle, FakeRunner(status=1, says=said)).kill("c", 15))
 
 
@@ -263,7 +257,7 @@ def test_other_failures_of_kill_stay_failures(bundle: Bundle) -> None:
     ],
 )
 def test_container_that_the_runtime_does_not_know_is_missing(bundle: Bundle, said: str) -> None:
-    with pytest.raises(ContainerMissing, match=re.escape(said)):
+    with pytest.raises(Missing, match=re.escape(said)):
         asyncio.run(runtime(bundle, FakeRunner(status=1, says=said)).delete("c"))
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.config import Config
+from kybernate_shim.errors import Missing
 from kybernate_shim.oci import select
 from kybernate_shim.oci.options import RuntimeOptions
-from kybernate_shim.oci.select import RuntimeMissing, choose_runtime, resolve_cli, uses_systemd
+from kybernate_shim.oci.select import choose_runtime, resolve_cli, uses_systemd
 from kybernate_shim.oci.spec import Spec
 
 GPU = Spec({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}})
@@ -64,7 +65,7 @@ def test_gpu_runtime_is_also_looked_for_where_the_gpu_operator_puts_it(
 
 def test_missing_gpu_runtime_names_reason_places_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(select.DIRECTORIES, "nvidia-container-runtime", (Path("/a"), Path("/none/toolkit")))
-    with pytest.raises(RuntimeMissing) as caught:
+    with pytest.raises(Missing, match="OCI runtime") as caught:
         choose_runtime({"PATH": "/a:/b"}, RuntimeOptions(), Config(), GPU)
     assert str(caught.value) == (
         'OCI runtime "nvidia-container-runtime" not found (looked in /a, /b, /none/toolkit); it was requested by the '
@@ -74,9 +75,7 @@ def test_missing_gpu_runtime_names_reason_places_and_remedy(monkeypatch: pytest.
 
 
 def test_named_runtime_that_is_missing_is_not_replaced(bin_dir: Path) -> None:
-    with pytest.raises(
-        RuntimeMissing, match=r'^OCI runtime "gvisor" not found \(looked in .*\); it was requested by Binary'
-    ):
+    with pytest.raises(Missing, match=r'^OCI runtime "gvisor" not found \(looked in .*\); it was requested by Binary'):
         chosen(bin_dir, PLAIN, option="gvisor")
 
 
@@ -87,7 +86,7 @@ def test_path_that_is_no_program_is_refused(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     elif kind == "not executable":
         path.write_text("")
-    with pytest.raises(RuntimeMissing, match=f'OCI runtime "{path}" not found; it was requested by `runtime`'):
+    with pytest.raises(Missing, match=f'OCI runtime "{path}" not found; it was requested by `runtime`'):
         choose_runtime({}, RuntimeOptions(), Config(runtime=str(path)), PLAIN)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.oci.spec import Spec, SpecInvalid, edit_spec
+from kybernate_shim.errors import Invalid
+from kybernate_shim.oci.spec import Spec, edit_spec
 
 
 def spec_with(**document: Any) -> Spec:
@@ -132,7 +133,7 @@ def test_read_gives_the_whole_document(tmp_path: Path) -> None:
 def test_missing_or_broken_file_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(SpecInvalid, match=r"config\.json"):
+    with pytest.raises(Invalid, match=r"config\.json"):
         Spec.read(tmp_path)
 
 

@@ -132,7 +132,7 @@ def test_wake_waits_for_an_agent_that_is_started_again(tmp_path: Path) -> None:
 def test_model_that_is_gone_is_told_from_one_that_does_not_wake(tmp_path: Path) -> None:
     async def failed() -> WakeFailed:
         fake = FakeAgent(tmp_path / "agent.sock")
-        fake.failure = grpc.StatusCode.NOT_FOUND, wire.Error(type="ContainerNotFound", message="no such container")
+        fake.failure = grpc.StatusCode.NOT_FOUND, wire.Error(type="Missing", message="no such container")
         try:
             async with AsyncAgent(str(fake.socket)) as agent:
                 with pytest.raises(WakeFailed) as raised:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kybernate.node.failure import NoImage
 from kybernate.store import writer
 from kybernate.store.chunkstore import ChunkStore
-from kybernate.store.errors import ChunkDamaged, ImageNotStored, StoreInvalid, StoreUnreachable
+from kybernate.store.errors import ChunkDamaged, StoreInvalid, StoreUnreachable
 from kybernate.store.format import index as indexes
 from kybernate.store.format import pack as packs
 from kybernate.store.format.pack import object_name
@@ -21,13 +22,12 @@ from kybernate.store.format.recipe import Recipe
 from kybernate.store.format.sealing import Sealed, seal
 from kybernate.store.gc import collect
 from kybernate.store.keys import StoreKey
-from kybernate.store.link import Link
 from kybernate.store.parts import Part, PartBroken, WholePart
 from kybernate.store.reader import fetch
 from kybernate.store.sink import DirectorySink
 from kybernate.store.source import DiskFile
 from kybernate.store.transfer import Transfer
-from kybernate.store.writer import ImageSource, store
+from kybernate.store.writer import ImageSource, Link, store
 from tests.unit.store.stepped import MemoryFile, MemorySink, SteppedObjects
 
 KEY = StoreKey(b"k" * 32)
@@ -185,7 +185,7 @@ def test_missing_image_store_and_key_are_named() -> None:
         with pytest.raises(StoreInvalid, match="there is no store"):
             await ChunkStore(objects, KEY).open()
         target = await opened(objects)
-        with pytest.raises(ImageNotStored, match="team-a/9"):
+        with pytest.raises(NoImage, match="team-a/9"):
             await target.recipe("team-a", "9")
         for wrong in (StoreKey(b"x" * 32), StoreKey(b"k" * 32, encrypted=True)):
             with pytest.raises(StoreInvalid, match="the store is a plain one of key"):

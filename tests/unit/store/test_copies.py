@@ -25,9 +25,10 @@ from kybernate.store.tiers.object import ObjectTier
 from kybernate.store.tiers.tier import Have, Ref, Source
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import NAME
-from kybernate_shim.checkpoint.image.store import problems_of, read_image
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import problems_of
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
-from kybernate_shim.vram_io.errors import NotArrived
+from kybernate_shim.vram_io.errors import VramError
 from tests.unit.store.test_streaming import VRAM
 from tests.unit.store.test_streaming import image as image
 from tests.unit.store.test_streaming import place as place
@@ -256,7 +257,7 @@ def test_restore_is_told_of_every_copy_that_failed(stored: StorePlace, image: Pa
             )
             with pytest.raises(ImageNowhere):
                 await work
-            with pytest.raises(NotArrived, match=r"(?s)from object s3://a, then peer b: .*s3://a: the serv.*peer b: "):
+            with pytest.raises(VramError, match=r"(?s)from object s3://a, then peer b: .*s3://a: the serv.*peer b: "):
                 records[0].wait_all()
 
     run(scenario())

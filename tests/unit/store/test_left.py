@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.store.streaming.left import PlaceBusy, remove_all_left, remove_left
+from kybernate.node.failure import Refused
+from kybernate.store.streaming.left import remove_all_left, remove_left
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.vram_io.arrival import Description, begin
 
@@ -37,6 +38,6 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
 
 def test_place_of_an_image_that_comes_is_not_taken(tmp_path: Path) -> None:
     arriving(tmp_path / "web", alive=True)
-    with pytest.raises(PlaceBusy):
+    with pytest.raises(Refused, match="another process"):
         remove_left(tmp_path / "web")
     assert not remove_left(tmp_path / "nothing")

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from kybernate.store.link import MIB, Link, level_for
+from kybernate.store.writer import MIB, Link, level_for
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from kybernate.store.policy.model import Priority
 from kybernate.store.tiers.directory import DirectoryTier
 from kybernate.store.tiers.tier import Ref
 from kybernate.store.transfer import Transfer
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.verification import verify
 from tests.fakes.sized_image import MIB, contents, write_sized_image
 
 T = TypeVar("T")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.node.failure import NoImage
 from kybernate.store import lease
 from kybernate.store.check import check
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import StoreDenied, StoreFull, StoreInvalid, StoreUnreachable
 from kybernate.store.gc import collect
 from kybernate.store.keys import StoreKey, make_key
-from kybernate.store.named import NotInStore, named_object, named_recipe
+from kybernate.store.named import named_object, named_recipe
 from kybernate.store.objects import RemoteObjects
 from kybernate.store.place import StorePlace, open_store
 from kybernate.store.stats import stats
@@ -100,7 +101,7 @@ def test_recipe_that_cannot_be_read_hides_no_other() -> None:
         found = [one.id async for one in target.recipes("team-a", broken=broken.__setitem__)]
         assert (found, list(broken)) == (["1", "2"], ["images/team-a/0"])
         assert (await named_recipe(target, "web-2")).id == "2"
-        with pytest.raises(NotInStore, match=r"name 'web-0'; 'images/team-a/0' cannot be read: a recipe was changed"):
+        with pytest.raises(NoImage, match=r"name 'web-0'; 'images/team-a/0' cannot be read: a recipe was changed"):
             await named_recipe(target, "web-0")
         tier = ObjectTier(target, "s3://b")
         assert [held.ref.id async for held in tier.images()] == ["1", "2"]

@@ -27,16 +27,12 @@ from kybernate.store.streaming import bring
 from kybernate.store.streaming.arriving import arriving_at
 from kybernate.store.transfer import Transfer
 from kybernate_shim.checkpoint.image.manifest import ARRIVING, NAME, File, encode
-from kybernate_shim.checkpoint.image.store import (
-    CheckpointNotFound,
-    TierFull,
-    problems_of,
-    read_for_restore,
-    read_image,
-)
-from kybernate_shim.vram_io import digest
+from kybernate_shim.checkpoint.image.store import CheckpointNotFound, read_for_restore, read_image
+from kybernate_shim.checkpoint.image.verification import problems_of
+from kybernate_shim.errors import NoRoom
+from kybernate_shim.vram_io import file_digests
 from kybernate_shim.vram_io.arrival import Arrival, arrival_in
-from kybernate_shim.vram_io.errors import NotArrived
+from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.image_files import VramFile
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from tests.fakes.images import CONTENTS, PATTERN
@@ -60,7 +56,7 @@ def image(tmp_path: Path) -> Path:
     for name, content in CONTENTS.items():
         (directory / name).write_bytes(content)
     (directory / VRAM).write_bytes(os.urandom(SIZE - (2 << 20)) + bytes(2 << 20))
-    text = digest.of_file(directory / VRAM, 2 << 20, CopyOptions(threads=2))
+    text = file_digests.of_file(directory / VRAM, 2 << 20, CopyOptions(threads=2))
     vram = VramFile(1, VRAM, 0x7F0000000000, SIZE, SIZE, text)
     manifest = replace(PATTERN, id="one", vram=(vram,), files=(File(VRAM, SIZE, text), *FILES))
     (directory / NAME).write_bytes(encode(manifest))
@@ -151,7 +147,7 @@ def test_failed_arrival_leaves_nothing(stored: StorePlace, tmp_path: Path) -> No
             assert record is not None
             try:
                 record.wait_all()
-            except NotArrived as error:
+            except VramError as error:
                 said.append(str(error))
             arriving.wait()
 
@@ -220,7 +216,7 @@ def test_no_room_is_said_before_anything_moves(
     stored: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(directory: Path, needed: int, *, what: str) -> None:
-        raise TierFull(f"{directory}: no room for {needed} bytes of the {what}")
+        raise NoRoom(f"{directory}: no room for {needed} bytes of the {what}")
 
     monkeypatch.setattr(bring, "require_space", full)
     with (
@@ -254,6 +250,6 @@ def test_server_that_goes_away_is_named_in_the_record(
 
     with pytest.raises(StoreUnreachable, match="the service is away"):
         restore()
-    with pytest.raises(NotArrived, match=r"the rest of the image did not arrive from .*: the service is away"):
+    with pytest.raises(VramError, match=r"the rest of the image did not arrive from .*: the service is away"):
         records[0].wait_all()
     assert not (tmp_path / "back").exists()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import structlog
 
-from kybernate_shim.checkpoint.image.locate import ImageForbidden
 from kybernate_shim.checkpoint.image.manifest import Lineage, Manifest, Source
 from kybernate_shim.checkpoint.image.namespace import images_of
 from kybernate_shim.checkpoint.image.requested import RESTORE_FROM, wanted_image
@@ -222,7 +221,7 @@ def test_agent_that_does_not_answer_keeps_a_pod_from_an_older_image(
 def test_pod_names_no_image_by_path_but_root_may_for_what_was_a_pods(config: Config) -> None:
     made(config, "first")
     path = str(config.checkpoint_root / "team-a/first")
-    with pytest.raises(ImageForbidden, match=r"pods name images by their name.*Nothing was restored"):
+    with pytest.raises(Refused, match=r"pods name images by their name.*Nothing was restored"):
         chosen(config, path)
     assert chosen(config, path, sandbox="") == "first"
     trusted = replace(config, trusted_roots=(config.checkpoint_root / "team-a",))

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from kybernate_shim.errors import Invalid
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.bundle import Bundle
-from kybernate_shim.oci.spec import SpecInvalid
 from kybernate_shim.task.service import TaskService
 
 
@@ -24,7 +24,7 @@ def test_create_completes_the_bundle_and_leaves_no_records_when_it_fails(tmp_pat
     (bundle / "config.json").write_text("{")
     nothing = cast(Any, None)
     tasks = TaskService("ns", nothing, lambda *_: None, structlog.get_logger(), nothing, "unix:///s/1")
-    with pytest.raises(SpecInvalid):
+    with pytest.raises(Invalid, match=r"JSON|config"):
         asyncio.run(tasks.create(wire.CreateTaskRequest(id="app", bundle=str(bundle))))
     assert (bundle / "address").read_text() == "unix:///s/1"
     assert (bundle / "shim-binary-path").read_text() == "/opt/shim"

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import structlog
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.messages import event_service_pb2 as wire
 from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.task import events as subject
-from kybernate_shim.task.events import QUEUE_LIMIT, REFUSALS, EventRefused, Publisher
+from kybernate_shim.task.events import QUEUE_LIMIT, REFUSALS, Publisher
 
 
 class Containerd:
@@ -81,7 +82,7 @@ def test_patience_outlasts_any_number_of_failures() -> None:
 
 
 def test_refused_event_does_not_block_those_behind_it() -> None:
-    containerd = Containerd(*[EventRefused("bad namespace")] * REFUSALS)
+    containerd = Containerd(*[Refused("bad namespace")] * REFUSALS)
     with structlog.testing.capture_logs() as logs:
         run(publish(Publisher("ns", containerd, structlog.get_logger()), "a", "b"))
     assert containerd.ids == ["b"]

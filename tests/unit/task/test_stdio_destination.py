@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.task.destination import Destination, StdioInvalid, parse, plan_outputs
+from kybernate_shim.errors import Invalid
+from kybernate_shim.task.destination import Destination, parse, plan_outputs
 
 FIFO = "/run/containerd/fifo/1/app-stdout"
 # Every name that a file can have, with bytes that are no UTF-8 as Python carries them
@@ -40,7 +41,7 @@ def test_text_names_its_destination(text: str, destination: Destination | None) 
 
 @pytest.mark.parametrize("text", ["streaming+unix:///x", "ttrpc:///x", "binary-v2:///x", "http://a/b"])
 def test_other_schemes_are_refused_by_name(text: str) -> None:
-    with pytest.raises(StdioInvalid, match="is not one of fifo, file, binary"):
+    with pytest.raises(Invalid, match="is not one of fifo, file, binary"):
         parse(text)
 
 
@@ -48,7 +49,7 @@ def test_other_schemes_are_refused_by_name(text: str) -> None:
     "text", ["relative", "file://relative/log", "file:log", "binary:", "file:///a%00b", "/a\0b", "://"]
 )
 def test_what_is_no_absolute_path_is_refused(text: str) -> None:
-    with pytest.raises(StdioInvalid, match=r"path|NUL"):
+    with pytest.raises(Invalid, match=r"path|NUL"):
         parse(text)
 
 
@@ -72,7 +73,7 @@ def test_quoted_uri_is_decoded_to_what_was_quoted(name: str, pairs: dict[str, st
 def test_any_text_gives_an_absolute_path_or_a_named_error(text: str) -> None:
     try:
         destination = parse(text)
-    except StdioInvalid:
+    except Invalid:
         return
     assert destination is None or (destination.path.startswith("/") and "\0" not in destination.path)
 
@@ -97,5 +98,5 @@ def test_stdout_decides_where_stderr_goes(stdout: str, stderr: str, terminal: bo
 
 
 def test_logger_for_stderr_alone_is_refused() -> None:
-    with pytest.raises(StdioInvalid, match="named by stdout"):
+    with pytest.raises(Invalid, match="named by stdout"):
         plan_outputs("/o", "binary:///log", terminal=False)

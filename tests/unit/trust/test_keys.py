@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.config import Config
-from kybernate_shim.trust.keys import KeyUnusable, read_key, rotate, signing_key, verifying_keys
+from kybernate_shim.errors import Refused
+from kybernate_shim.trust.keys import read_key, rotate, signing_key, verifying_keys
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_doubtful_key_is_refused(tmp_path: Path, content: str, mode: int, word
     path = tmp_path / "k"
     path.write_text(content)
     path.chmod(mode)
-    with pytest.raises(KeyUnusable, match=words):
+    with pytest.raises(Refused, match=words):
         read_key(path)
 
 
@@ -85,5 +86,5 @@ def test_a_link_or_a_fifo_is_no_key(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     os.mkfifo(tmp_path / "fifo", 0o600)
     for name in ("link", "fifo", "absent"):
-        with pytest.raises(KeyUnusable):
+        with pytest.raises(Refused, match="key"):
             read_key(tmp_path / name)

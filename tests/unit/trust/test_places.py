@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kybernate_shim.errors import Refused
 from kybernate_shim.trust import places
-from kybernate_shim.trust.places import PlaceUntrusted, close_to_others, make_private, require_private
+from kybernate_shim.trust.places import close_to_others, make_private, require_private
 
 
 def mode(path: Path) -> int:
@@ -43,14 +44,14 @@ def test_missing_directory_is_no_trusted_one(place: Path) -> None:
 @pytest.mark.parametrize("bits", [0o775, 0o757, 0o777, 0o1777])
 def test_writable_directory_is_refused_with_a_remedy(place: Path, bits: int) -> None:
     place.chmod(bits)
-    with pytest.raises(PlaceUntrusted, match=f"mode {bits:04o}.*chmod 0700 {place}"):
+    with pytest.raises(Refused, match=f"mode {bits:04o}.*chmod 0700 {place}"):
         require_private(place)
 
 
 @pytest.mark.parametrize("bits", [0o775, 0o777])
 def test_writable_parent_is_named(place: Path, bits: int) -> None:
     place.parent.chmod(bits)
-    with pytest.raises(PlaceUntrusted, match=f"^{place.parent} .*chmod go-w {place.parent}$"):
+    with pytest.raises(Refused, match=f"^{place.parent} .*chmod go-w {place.parent}$"):
         require_private(place)
 
 
@@ -59,16 +60,16 @@ def test_sticky_parent_is_fine_as_long_as_what_is_in_it_is_ours(place: Path, mon
     require_private(place)
     stranger = os.geteuid() + 1
     monkeypatch.setattr(places, "_trusted", lambda: (stranger,))
-    with pytest.raises(PlaceUntrusted, match="belongs to another user"):
+    with pytest.raises(Refused, match="belongs to another user"):
         require_private(place)
 
 
 def test_link_is_no_directory(place: Path) -> None:
     link = place.parent / "link"
     link.symlink_to(place)
-    with pytest.raises(PlaceUntrusted, match=f"{link} is a link to {place}"):
+    with pytest.raises(Refused, match=f"{link} is a link to {place}"):
         require_private(link)
-    with pytest.raises(PlaceUntrusted, match=f"{link} is a link"):
+    with pytest.raises(Refused, match=f"{link} is a link"):
         make_private(link)
 
 
@@ -80,14 +81,14 @@ def test_link_of_ours_among_the_parents_is_followed(place: Path, target: str) ->
     link.symlink_to(target.format(parent=place.parent))
     require_private(link / "inner")
     place.chmod(0o777)
-    with pytest.raises(PlaceUntrusted, match=f"^{place} "):
+    with pytest.raises(Refused, match=f"^{place} "):
         require_private(link / "inner")
 
 
 def test_links_in_a_circle_are_refused(place: Path) -> None:
     (place / "a").symlink_to("b")
     (place / "b").symlink_to("a")
-    with pytest.raises(PlaceUntrusted, match="more than 40 links"):
+    with pytest.raises(Refused, match="more than 40 links"):
         require_private(place / "a" / "inner")
 
 
@@ -99,17 +100,17 @@ def test_way_up_is_followed_in_the_directories_themselves(place: Path) -> None:
 def test_file_is_no_directory(place: Path) -> None:
     (place / "file").write_text("")
     for path in (place / "file", place / "file" / "inner"):
-        with pytest.raises(PlaceUntrusted, match="file: Not a directory"):
+        with pytest.raises(Refused, match="file: Not a directory"):
             make_private(path)
 
 
 def test_relative_path_is_refused() -> None:
-    with pytest.raises(PlaceUntrusted, match="absolute"):
+    with pytest.raises(Refused, match="absolute"):
         require_private(Path("images"))
 
 
 def test_empty_directory_is_closed_and_a_used_one_is_not(place: Path) -> None:
-    with pytest.raises(PlaceUntrusted, match=f"contains other files.*chmod 0700 {place}"):
+    with pytest.raises(Refused, match=f"contains other files.*chmod 0700 {place}"):
         close_to_others(place, empty=False)
     assert mode(place) == 0o755
     close_to_others(place, empty=True)
@@ -126,6 +127,6 @@ def test_no_descriptor_is_left_open(place: Path) -> None:
     for path in (place, place / "..", place / "link", place / "link" / "inner", place / "none"):
         try:
             require_private(path)
-        except (PlaceUntrusted, FileNotFoundError):
+        except (Refused, FileNotFoundError):
             pass
     assert count() == before

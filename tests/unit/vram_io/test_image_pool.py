@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from kybernate_shim.vram_io import image_pool
-from kybernate_shim.vram_io.image_pool_filling import PoolUnavailable, fill
+from kybernate_shim.vram_io.errors import VramError
+from kybernate_shim.vram_io.image_pool_filling import fill
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from kybernate_shim.vram_mover.load import load
 from kybernate_shim.vram_mover.save import save
@@ -107,7 +108,7 @@ def test_no_pool_gives_nothing(memory: Path) -> None:
 def test_pool_that_others_may_use_is_not_used(ready: Path, memory: Path) -> None:
     ready.chmod(0o755)
     assert not image_pool.take(ready, memory / "image", 2 * MIB)
-    with pytest.raises(PoolUnavailable, match="chmod 700"):
+    with pytest.raises(VramError, match="chmod 700"):
         fill(ready, (*SIZES, 2 * MIB))
 
 
@@ -137,14 +138,14 @@ def test_machine_keeps_memory_for_its_programs(ready: Path, monkeypatch: pytest.
     whole = psutil.virtual_memory()
     found = whole._replace(available=whole.total // 16 + 3 * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
-    with pytest.raises(PoolUnavailable, match="no further 4 MiB for the pool: of the machine's memory"):
+    with pytest.raises(VramError, match="no further 4 MiB for the pool: of the machine's memory"):
         fill(ready, (*SIZES, 2 * MIB, 4 * MIB))
     assert image_pool.ready(ready) == [2 * MIB, *SIZES]
 
 
 def test_pool_has_to_be_in_memory() -> None:
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:
-        with pytest.raises(PoolUnavailable, match="not on a tmpfs"):
+        with pytest.raises(VramError, match="not on a tmpfs"):
             fill(Path(directory), SIZES)
         assert list(Path(directory).iterdir()) == []
 

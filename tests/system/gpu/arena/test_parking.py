@@ -11,7 +11,7 @@ import pytest
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate_shim.arena.memory import Memory
-from kybernate_shim.checkpoint.image.store import verify
+from kybernate_shim.checkpoint.image.verification import verify
 from tests.fakes.cuda import Gpus
 from tests.system import gpu, node_agent
 from tests.system.checkpoints import kybernate

@@ -111,7 +111,7 @@ def test_pending_operation_fails_at_its_deadline_and_frees_its_place() -> None:
     assert isinstance(actions[0], Finish)
     assert actions[0].state == State.FAILED
     assert actions[0].fault is not None
-    assert actions[0].fault.type == "DeadlinePassed"
+    assert actions[0].fault.type == "TimedOut"
     assert actions[0].fault.state == "it had not begun"
 
 
@@ -151,7 +151,7 @@ def test_operation_that_has_begun(one: Operation, seen: Observation | None, expe
     assert actions == ([expected] if expected else [])
 
 
-@pytest.mark.parametrize(("one", "type"), [(LATE, "DeadlinePassed"), (TOO_OFTEN, "Failure")])
+@pytest.mark.parametrize(("one", "type"), [(LATE, "TimedOut"), (TOO_OFTEN, "Failure")])
 def test_operation_that_left_nothing_is_not_begun_again_without_end(one: Operation, type: str) -> None:
     (action,) = decide([one], {one.id: Observation(Seen.ABSENT)}, Limits(), NOW)
     assert isinstance(action, Finish)
@@ -163,7 +163,7 @@ def test_what_was_undone_for_its_deadline_has_failed() -> None:
     late = replace(LATE, state=State.CANCELLING, cause="deadline")
     action = verdict(late, Observation(Seen.CANCELLED))
     assert action.fault is not None
-    assert (action.state, action.fault.type) == (State.FAILED, "DeadlinePassed")
+    assert (action.state, action.fault.type) == (State.FAILED, "TimedOut")
 
 
 def test_next_look_is_the_next_deadline_or_the_next_look_at_what_was_away() -> None:

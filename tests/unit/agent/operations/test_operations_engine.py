@@ -224,7 +224,7 @@ def test_deadline_undoes_what_runs(tmp_path: Path) -> None:
             node.engine.wake()
             end = await node.ended(one.id)
             assert end.fault is not None
-            assert (end.state, end.fault.type) == (State.FAILED, "DeadlinePassed")
+            assert (end.state, end.fault.type) == (State.FAILED, "TimedOut")
 
     asyncio.run(work())
 

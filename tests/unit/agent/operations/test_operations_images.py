@@ -16,7 +16,6 @@ from kybernate.export.archives import export, unpack
 from kybernate.node import verdict
 from kybernate.node.deleting import trash_of
 from kybernate.node.failure import Failure
-from kybernate.node.importing import NotImported
 from kybernate.node.restore import NotRestored
 from kybernate.store.errors import ImageDamaged
 from kybernate.verbs.delete import Delete
@@ -160,7 +159,7 @@ def test_verify_names_what_is_damaged(node: FakeNode, hands: Hands, monkeypatch:
 
 def test_namespace_that_an_unsigned_image_claims_is_not_believed(node: FakeNode, hands: Hands, tmp_path: Path) -> None:
     save(tmp_path / "foreign", signed=False, namespace="shop", pod="web")
-    with pytest.raises(NotImported, match="no key that is valid here"):
+    with pytest.raises(Failure, match="no key that is valid here"):
         hands.resolve(Import(str(tmp_path / "foreign")))
     target = hands.resolve(Import(str(tmp_path / "foreign"), namespace="shop"))
     assert target.image == str(node.checkpoints / "shop" / "foreign")

@@ -23,8 +23,7 @@ from kybernate.agent.journal import JournalUnusable
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.store import SCHEMA, decode, fingerprint
 from kybernate.messages import agent_pb2
-from kybernate.node.failure import Claimed, Exhausted
-from kybernate.node.lookup import ContainerNotFound
+from kybernate.node.failure import Claimed, Exhausted, Missing
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.every import VERBS
 from kybernate.verbs.export import Export
@@ -157,7 +156,7 @@ class Operations(RuleBasedStateMachine):
         elif isinstance(error, Exhausted):
             assert sum(not one.final for one in self.records()) >= LIMITS.pending
         elif error is not None:
-            assert isinstance(error, ContainerNotFound), repr(error)
+            assert isinstance(error, Missing), repr(error)
         return error is not None
 
     @precondition(lambda self: self.known)
@@ -248,7 +247,7 @@ class Operations(RuleBasedStateMachine):
         for one in self.records():
             fate = self.world.fates.get(one.id)
             if one.final:
-                late = one.fault is not None and one.fault.type == "DeadlinePassed"
+                late = one.fault is not None and one.fault.type == "TimedOut"
                 assert (one.state, one.cause) != (State.CANCELLED, "deadline")
                 assert fate in MAY_END[one.state] | ({"cancelled"} if late else set()), (one, fate)
                 assert self.world.files.get(one.id) == (

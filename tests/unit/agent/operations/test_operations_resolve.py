@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.failure import Failure, Invalid, Refused
-from kybernate.node.lookup import ContainerNotFound
-from kybernate.node.shim import NoTask
+from kybernate.node.failure import Failure, Invalid, Missing, NoImage, Refused
 from kybernate.store.tiers.tier import Ref
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.delete import Delete
@@ -18,7 +16,6 @@ from kybernate.verbs.export import Export
 from kybernate.verbs.importing import Import
 from kybernate.verbs.model import Arguments
 from kybernate.verbs.node import Elsewhere
-from kybernate.verbs.places import ImageNotFound
 from kybernate.verbs.restore import Restore
 from kybernate.verbs.swap import Swap
 from kybernate.verbs.verify import Verify
@@ -43,15 +40,15 @@ def test_checkpoint_gets_a_place_of_its_own(node: FakeNode, counter: Any) -> Non
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (Checkpoint("nothing"), ContainerNotFound),
-        (Checkpoint("ended"), NoTask),
+        (Checkpoint("nothing"), Missing),
+        (Checkpoint("ended"), Missing),
         (Checkpoint("counter", path="../up"), Invalid),
         (Checkpoint("counter", path=".."), Invalid),
         (Checkpoint("counter", path="/a/../b"), Invalid),
         (Checkpoint("counter", path="first"), Refused),
         (Swap("counter", "coun"), Invalid),
-        (Verify("nothing"), ImageNotFound),
-        (Delete("nothing"), ImageNotFound),
+        (Verify("nothing"), NoImage),
+        (Delete("nothing"), NoImage),
         (Delete("pinned"), Refused),
         (Restore("first", name="counter"), Refused),
         (Export("first", "relative"), Invalid),
@@ -90,9 +87,9 @@ def test_image_that_is_elsewhere_arrives_for_its_restore(node: FakeNode) -> None
     shutil.rmtree(node.checkpoints / "team")
     assert hands.resolve(Restore("team/web")).ref == ("team", "web", "abc")
     assert asked == [("team/web", True), ("team/web", False)]
-    with pytest.raises(ImageNotFound):
+    with pytest.raises(NoImage, match="no checkpoint image"):
         hands.resolve(Restore("nothing"))
-    with pytest.raises(ImageNotFound, match="the object store has no image nothing"):
+    with pytest.raises(NoImage, match="the object store has no image nothing"):
         hands.resolve(Restore("nothing", from_store=True))
 
 

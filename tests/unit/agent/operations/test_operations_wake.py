@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.lookup import ContainerNotFound
-from kybernate.node.shim import NoTask
+from kybernate.node.failure import Missing
 from kybernate.verbs.model import Result, Target
 from kybernate.verbs.node import ParkedContainer
 from kybernate.verbs.restore import Restore
@@ -87,8 +86,8 @@ def test_parked_container_sleeps_already(node: FakeNode) -> None:
 
 def test_container_that_nothing_knows_is_not_found(node: FakeNode, hands: Hands) -> None:
     for verb in (Wake("another"), Sleep("another")):
-        with pytest.raises(ContainerNotFound):
+        with pytest.raises(Missing, match=r"no container has|no processes"):
             hands.resolve(verb)
     node.containerd.add("ended", image="busybox:1", state="")
-    with pytest.raises(NoTask):
+    with pytest.raises(Missing, match=r"no processes|unknown to its shim"):
         hands.resolve(Sleep("ended"))

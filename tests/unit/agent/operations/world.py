@@ -14,9 +14,8 @@ from typing import Literal, TypeVar
 
 from kybernate.agent.journal import Journal
 from kybernate.agent.operations.executor import Heard
-from kybernate.node.failure import Failure
-from kybernate.node.lookup import ContainerNotFound
-from kybernate.node.shim import NoTask, ShimRefused
+from kybernate.node.failure import Failure, Missing
+from kybernate.node.shim import ShimRefused
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown, fault_of
 from kybernate.verbs.every import VERBS
@@ -153,7 +152,7 @@ class SimulatedExecutor:
 
     def _require(self, name: str) -> None:
         if name not in self._world.shims:
-            raise ContainerNotFound(f"no container {name}")
+            raise Missing(f"no container {name}")
 
     async def execute(self, operation: Operation, heard: Heard) -> Result:
         await self._crash.point()
@@ -162,7 +161,7 @@ class SimulatedExecutor:
         name, id = operation.target.container, operation.id
         shim = self._world.shims.get(name)
         if shim is None:
-            raise NoTask(f"{name} has no processes")
+            raise Missing(f"{name} has no processes")
         if id not in shim.memory:
             if id in self._stopped:
                 raise OperationUndone("before it began")
@@ -223,7 +222,7 @@ class SimulatedExecutor:
             return Observation(Seen.FAILED, fault=fault_of(Failure("rebooted")))
         shim = self._world.shims.get(operation.target.container)
         if shim is None:
-            return Observation(Seen.FAILED, fault=fault_of(NoTask("gone")))
+            return Observation(Seen.FAILED, fault=fault_of(Missing("gone")))
         fate = shim.memory.get(operation.id)
         if fate is None:
             return Observation(Seen.ABSENT)

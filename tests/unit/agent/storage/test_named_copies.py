@@ -21,14 +21,13 @@ from kybernate.agent.storage.node_tiers import DISK, OBJECT, RAM, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.tier_settings import Tiers
 from kybernate.node.deleting import delete_with_copy
-from kybernate.node.failure import Ambiguous, Failure, Missing
+from kybernate.node.failure import Ambiguous, Failure, Missing, NoImage
 from kybernate.registry.artefacts import Artefacts
 from kybernate.registry.catalogue import Catalogue
 from kybernate.store import images
 from kybernate.store.keys import make_key
 from kybernate.store.movement.turns import Turns
 from kybernate.store.place import StorePlace, open_store
-from kybernate.store.tiers.tier import ImageNotInTier
 from kybernate.store.transfer import Transfer
 from kybernate.verbs.attempt import Attempt
 from kybernate.verbs.copy import Copy
@@ -43,7 +42,8 @@ from kybernate_shim.checkpoint.image.encrypted import CipherRun
 from kybernate_shim.checkpoint.image.encryption_in_place import encrypt_image
 from kybernate_shim.checkpoint.image.manifest import NAME, decode, encode
 from kybernate_shim.checkpoint.image.signature import sign
-from kybernate_shim.checkpoint.image.store import verify, write_manifest
+from kybernate_shim.checkpoint.image.store import write_manifest
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import Key, signing_key
 from tests.fakes.images import write_image
@@ -214,7 +214,7 @@ def test_name_of_several_copies_does_nothing_and_lists_them(
 
 
 def test_copy_of_another_name_in_the_store_stays(three: World) -> None:
-    with pytest.raises(ImageNotInTier, match="no copy of the name 'a' is in tier object"):
+    with pytest.raises(NoImage, match="no copy of the name 'a' is in tier object"):
         act(three, Evict("a", OBJECT))
     act(three, Evict(f"{three.store.url}#-/{IDS[2]}", OBJECT))
     assert asyncio.run(three.stored()) == frozenset()
@@ -224,7 +224,7 @@ def test_copy_of_another_name_in_the_store_stays(three: World) -> None:
 def test_copy_in_another_store_is_not_taken_for_the_one_here(three: World) -> None:
     three.settings = replace(three.settings, url=f"file://{three.place}/another")
     for wanted in (Evict("orig", OBJECT), Evict(f"{three.store.url}#-/{IDS[2]}", OBJECT)):
-        with pytest.raises(ImageNotInTier, match="in none of them"):
+        with pytest.raises(NoImage, match="in none of them"):
             act(three, wanted)
     three.settings = replace(three.settings, url=three.store.url)
     act(three, Evict("orig", OBJECT))

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kybernate_shim.checkpoint.criu import confined
 from kybernate_shim.checkpoint.criu import images as criu_images
 from kybernate_shim.checkpoint.criu.confined import Inspection, ReaderLimits, inspect, inspecting
-from kybernate_shim.checkpoint.criu.images import COMMON, CriuImageInvalid, DumpedMount
+from kybernate_shim.checkpoint.criu.images import COMMON, DumpedMount
+from kybernate_shim.errors import Damaged
 from kybernate_shim.linux.children import Child, Children
 from kybernate_shim.messages import criu_pb2 as criu
 from tests.unit.checkpoint.criu.test_criu_images import write
@@ -43,7 +44,7 @@ def read(directory: Path, limits: ReaderLimits = SMALL) -> Inspection:
 
 
 def refusal(directory: Path, limits: ReaderLimits = SMALL) -> str:
-    with pytest.raises(CriuImageInvalid) as refused:
+    with pytest.raises(Damaged) as refused:
         read(directory, limits)
     return str(refused.value)
 
@@ -164,7 +165,7 @@ def test_any_bytes_are_read_or_refused(images: Path, name: str, content: bytes, 
     whole.write_bytes(before[:8] + content if headed else content)
     try:
         confined.examine(images)
-    except CriuImageInvalid:
+    except Damaged:
         pass
     finally:
         whole.write_bytes(before)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint.criu import credentials as criu_credentials
 from kybernate_shim.checkpoint.criu.credentials import credentials, held
-from kybernate_shim.checkpoint.criu.images import COMMON, CORE, FILES, INVENTORY, PSTREE, CriuImageInvalid
+from kybernate_shim.checkpoint.criu.images import COMMON, CORE, FILES, INVENTORY, PSTREE
+from kybernate_shim.errors import Damaged
 from kybernate_shim.linux.credentials import Capabilities
 from kybernate_shim.messages import criu_pb2 as criu
 
@@ -144,34 +145,34 @@ def test_what_takes_a_capability_to_open_is_listed(tmp_path: Path, types: list[c
 
 
 def test_thread_without_credentials_is_invalid(tmp_path: Path) -> None:
-    with pytest.raises(CriuImageInvalid, match=r"core-1\.img: no credentials"):
+    with pytest.raises(Damaged, match=r"core-1\.img: no credentials"):
         credentials(image(tmp_path, {1: criu.Core(task=criu.Task(state=1, name="sh"), thread=criu.Thread())}))
 
 
 @pytest.mark.parametrize("place", [2, 3, 9])
 def test_row_of_filters_must_end(tmp_path: Path, place: int) -> None:
-    with pytest.raises(CriuImageInvalid, match=r"seccomp\.img: no filter"):
+    with pytest.raises(Damaged, match=r"seccomp\.img: no filter"):
         credentials(image(tmp_path, {1: core(seccomp=place)}))
 
 
 def test_process_must_be_among_its_threads(tmp_path: Path) -> None:
     image(tmp_path, {1: core(), 4: core()})
     write(tmp_path / "pstree.img", (COMMON, PSTREE), criu.Process(pid=1, threads=[4]))
-    with pytest.raises(CriuImageInvalid, match="process 1 has 1 threads"):
+    with pytest.raises(Damaged, match="process 1 has 1 threads"):
         credentials(tmp_path)
 
 
 def test_image_without_a_process_is_invalid(tmp_path: Path) -> None:
     image(tmp_path, {1: core()})
     write(tmp_path / "pstree.img", (COMMON, PSTREE))
-    with pytest.raises(CriuImageInvalid, match="no living process"):
+    with pytest.raises(Damaged, match="no living process"):
         credentials(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["core-1.img", "ids-1.img", "inventory.img"])
 def test_missing_file_is_named(tmp_path: Path, name: str) -> None:
     (image(tmp_path, {1: core()}) / name).unlink()
-    with pytest.raises(CriuImageInvalid, match=name):
+    with pytest.raises(Damaged, match=name):
         credentials(tmp_path)
 
 
@@ -188,5 +189,5 @@ def test_any_changed_byte_is_read_or_invalid(tmp_path: Path, name: str, place: i
     path.write_bytes(content)
     try:
         credentials(tmp_path)
-    except CriuImageInvalid:
+    except Damaged:
         pass

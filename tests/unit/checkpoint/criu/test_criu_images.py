@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint.criu import images as criu_images
-from kybernate_shim.checkpoint.criu.images import COMMON, SERVICE, CriuImageInvalid, DumpedMount, DumpStats
+from kybernate_shim.checkpoint.criu.images import COMMON, SERVICE, DumpedMount, DumpStats
 from kybernate_shim.checkpoint.image.manifest import ImageProcess
+from kybernate_shim.errors import Damaged
 from kybernate_shim.messages import criu_pb2 as criu
 
 
@@ -71,7 +72,7 @@ def test_statistics_are_read(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (images(tmp_path) / "core-12.img").unlink()
-    with pytest.raises(CriuImageInvalid, match=r"core-12\.img: No such file"):
+    with pytest.raises(Damaged, match=r"core-12\.img: No such file"):
         criu_images.processes(tmp_path)
 
 
@@ -79,13 +80,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_cut_file_is_named(tmp_path: Path, cut: int) -> None:
     path = images(tmp_path) / "pstree.img"
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(CriuImageInvalid, match=r"pstree\.img"):
+    with pytest.raises(Damaged, match=r"pstree\.img"):
         criu_images.processes(tmp_path)
 
 
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     (images(tmp_path) / "core-1.img").replace(tmp_path / "pstree.img")
-    with pytest.raises(CriuImageInvalid, match="not the CRIU image that its name indicates"):
+    with pytest.raises(Damaged, match="not the CRIU image that its name indicates"):
         criu_images.processes(tmp_path)
 
 
@@ -96,5 +97,5 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     (directory / "mountpoints-1.img").write_bytes(head + tail)
     try:
         criu_images.mounts(directory)
-    except CriuImageInvalid as error:
+    except Damaged as error:
         assert "mountpoints-1.img" in str(error)  # noqa: PT017  (short tails may be valid)

@@ -15,8 +15,7 @@ import pytest
 from kybernate_shim.checkpoint.image import encrypted
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import read_image
-from kybernate_shim.errors import Failed, NoRoom
-from kybernate_shim.trust.keys import KeyUnusable
+from kybernate_shim.errors import Failed, NoRoom, Refused
 from tests.unit.checkpoint.dump.dumping import run
 from tests.unit.checkpoint.fake_target import FakeTarget
 
@@ -94,7 +93,7 @@ def test_checkpoint_is_refused_without_memory_for_its_plain_files(
 def test_unusable_key_refuses_the_checkpoint_before_anything_is_done(encrypting: FakeTarget) -> None:
     assert encrypting.config.encryption_key is not None
     encrypting.config.encryption_key.chmod(0o644)
-    with pytest.raises(KeyUnusable, match="nothing was changed"):
+    with pytest.raises(Refused, match="nothing was changed"):
         run(encrypting)
     assert not encrypting.image.exists()
     assert encrypting.steps == []

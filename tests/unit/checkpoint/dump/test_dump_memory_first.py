@@ -16,7 +16,8 @@ from kybernate_shim.checkpoint import memory_first
 from kybernate_shim.checkpoint.dump_request import DumpRequest
 from kybernate_shim.checkpoint.image import dump_memory
 from kybernate_shim.checkpoint.image.manifest import NAME
-from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.errors import Failed
 from tests.unit.checkpoint.dump.dumping import run
 from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget

@@ -9,9 +9,8 @@ import pytest
 
 from kybernate_shim.checkpoint import dump_manifest, dump_plan
 from kybernate_shim.checkpoint.bound_sockets import socket_directory_not_saved
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, TierFull, read_image
-from kybernate_shim.errors import Failed, Refused
-from kybernate_shim.trust.places import PlaceUntrusted
+from kybernate_shim.checkpoint.image.store import CheckpointInvalid, read_image
+from kybernate_shim.errors import Failed, NoRoom, Refused
 from tests.unit.checkpoint.dump.dumping import AWAKE, never, run, writes
 from tests.unit.checkpoint.fake_target import FakeAccelerator, FakeTarget
 
@@ -58,7 +57,7 @@ def test_full_disk_in_the_last_step_does_not_lose_the_container(
 
 def test_small_disk_is_refused_before_anything_is_touched(target: FakeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump_plan, "memory_bytes", lambda target: 1 << 60)
-    with pytest.raises(TierFull):
+    with pytest.raises(NoRoom, match="make room"):
         run(target)
     assert target.steps == []
     assert not target.image.exists()
@@ -103,7 +102,7 @@ def test_deadline_is_named_and_everything_undone(target: FakeTarget) -> None:
 
 def test_work_directory_in_the_way_leaves_no_image_directory(target: FakeTarget) -> None:
     target.work.write_text("a file")
-    with pytest.raises(PlaceUntrusted, match="work: Not a directory"):
+    with pytest.raises(Refused, match="work: Not a directory"):
         run(target)
     assert target.steps == []
     assert not target.image.exists()

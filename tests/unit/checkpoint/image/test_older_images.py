@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.checkpoint.image.manifest import NAME, decode, encode
-from kybernate_shim.checkpoint.image.store import read_image, verify
+from kybernate_shim.checkpoint.image.store import read_image
+from kybernate_shim.checkpoint.image.verification import verify
 
 MANIFEST = Path(__file__).parent / "data" / "manifest-version-1.json"
 FILES = {

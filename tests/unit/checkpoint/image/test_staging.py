@@ -9,7 +9,7 @@ import pytest
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.staging import staged
 from kybernate_shim.checkpoint.image.store import CheckpointInvalid
-from kybernate_shim.trust.places import PlaceUntrusted
+from kybernate_shim.errors import Refused
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_directory_that_others_can_read_is_closed(directory: Path) -> None:
 
 def test_directory_with_other_files_is_left_as_it_is(directory: Path) -> None:
     (directory / "report").write_text("")
-    with pytest.raises(PlaceUntrusted, match="chmod 0700"), staged(directory):
+    with pytest.raises(Refused, match="chmod 0700"), staged(directory):
         pass
     assert mode(directory) == 0o755
 

@@ -14,13 +14,13 @@ from kybernate_shim.checkpoint.image.digests import Digester
 from kybernate_shim.checkpoint.image.store import (
     CheckpointInvalid,
     CheckpointNotFound,
-    TierFull,
     payload_names,
     read_image,
     require_space,
-    verify,
     write_manifest,
 )
+from kybernate_shim.checkpoint.image.verification import verify
+from kybernate_shim.errors import NoRoom
 from tests.unit.checkpoint.image.manifests import MINIMAL
 
 
@@ -173,5 +173,5 @@ def test_an_image_takes_plain_files_only(directory: Path, make: Callable[[Path],
 
 def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path) -> None:
     require_space(tmp_path, 1, reserve=0)
-    with pytest.raises(TierFull, match=r"the checkpoint needs about \d+ MiB"):
+    with pytest.raises(NoRoom, match=r"the checkpoint needs about \d+ MiB"):
         require_space(tmp_path, 1 << 60)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from kybernate_shim.checkpoint import tree_tar
 from kybernate_shim.checkpoint.rootfs import apply, diff
-from kybernate_shim.checkpoint.rootfs.apply import DiffInvalid, Powers, apply_diff
+from kybernate_shim.checkpoint.rootfs.apply import Powers, apply_diff
 from kybernate_shim.checkpoint.rootfs.overlay import Overlay
-from kybernate_shim.errors import Stopped
+from kybernate_shim.errors import Damaged, Stopped
 from kybernate_shim.oci.spec import Spec
 
 BLOCK = tarfile.BLOCKSIZE
@@ -55,7 +55,7 @@ def refusal(tar: Path, root: Path, content: bytes, *, size: int | None = None) -
     tar.write_bytes(content)
     if size is not None:
         os.truncate(tar, size)
-    with pytest.raises(DiffInvalid) as refused:
+    with pytest.raises(Damaged, match="tar: ") as refused:
         apply_diff(tar, root, powers=UNPRIVILEGED)
     return str(refused.value)
 
@@ -139,7 +139,7 @@ def test_number_that_fits_nowhere_is_refused_or_ignored(tar: Path, root: Path, p
     tar.write_bytes(entry("f", **pax) + bytes(2 * BLOCK))
     try:
         apply_diff(tar, root)
-    except DiffInvalid:
+    except Damaged:
         pass
 
 
@@ -174,13 +174,13 @@ def test_powers_are_those_of_the_bounding_set(bounding: list[str], powers: Power
 
 def test_fifo_in_the_place_of_the_diff_is_refused(tar: Path, root: Path) -> None:
     os.mkfifo(tar)
-    with pytest.raises(DiffInvalid, match="not a regular file"):
+    with pytest.raises(Damaged, match="not a regular file"):
         apply_diff(tar, root)
 
 
 def test_diff_of_another_size_is_refused(tar: Path, root: Path) -> None:
     tar.write_bytes(entry("f") + bytes(2 * BLOCK))
-    with pytest.raises(DiffInvalid, match="1536 bytes found, 1535 expected"):
+    with pytest.raises(Damaged, match="1536 bytes found, 1535 expected"):
         apply_diff(tar, root, size=1535)
     apply_diff(tar, root, size=1536)
 
@@ -247,7 +247,7 @@ def test_any_change_of_bytes_is_applied_inside_or_refused(tmp_path: Path, valid:
     (base / "t.tar").write_bytes(content)
     try:
         apply_diff(base / "t.tar", base / "root", powers=UNPRIVILEGED)
-    except DiffInvalid:
+    except Damaged:
         pass
     assert sorted(path.name for path in base.iterdir()) == ["root", "t.tar"]
     base.rename(tmp_path / os.urandom(8).hex())

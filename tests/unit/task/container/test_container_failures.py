@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from kybernate_shim.errors import Refused
+from kybernate_shim.errors import Missing, Refused
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
-from kybernate_shim.oci.runtime import ContainerMissing, RuntimeFailed
+from kybernate_shim.oci.runtime import RuntimeFailed
 from kybernate_shim.task import container as subject
 from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.undo import in_words
@@ -185,7 +185,7 @@ def test_runtime_that_knows_nothing_of_it_is_no_obstacle_to_a_delete(tell: Tell)
         life.end(INIT)
 
         def missing() -> None:
-            raise ContainerMissing("container does not exist")
+            raise Missing("container does not exist")
 
         life.runtime.on["delete"] = missing
         await life.container.delete()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate_shim.oci.runtime import ProcessGone
+from kybernate_shim.errors import Missing
 from kybernate_shim.task import stdio as subject
 from kybernate_shim.task.stdio import StdioConfig
 from tests.unit.task.container.stories import Tell
@@ -66,7 +66,9 @@ def test_exit_waits_for_what_the_client_has_not_read(
         await until(lambda: in_fifo(life))
         await settled()
         assert "exit e1" not in life.topics
-        with pytest.raises(ProcessGone):
+        with pytest.raises(
+            Missing, match=r"finished|not running|no such process|not found|does not exist|No such file"
+        ):
             await life.container.kill("e1", 9, all=False)
         assert os.read(client, 99) == b"said"
         await until(lambda: "exit c1" in life.topics)

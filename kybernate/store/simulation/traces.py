@@ -27,10 +27,6 @@ FIRST_DAY: Final = datetime(
 ).timestamp()  # a Monday of the month of the trace, which names no day
 
 
-class TraceInvalid(ValueError):
-    """A line that no trace has."""
-
-
 @dataclass(frozen=True)
 class Access:
     """A use of a workload's image: `time` in seconds since 1970, `size` in bytes."""
@@ -44,7 +40,7 @@ def read_traces(files: Iterable[Iterable[str]], *, size: int, idle: float = 0.0)
     """Return the uses of all files, in the order of time. `size` is that of images where a trace has none.
 
     A use within `idle` seconds of the workload's last one is left out: it runs still, and is not restored. Files of the
-    published trace of 2019 are days, in the order of the files. Raises TraceInvalid.
+    published trace of 2019 are days, in the order of the files. Raises ValueError.
     """
     found = [access for day, lines in enumerate(files) for access in _read(lines, size, day)]
     return list(_restores(sorted(found, key=lambda one: (one.time, one.workload)), idle))
@@ -75,7 +71,7 @@ def _read(lines: Iterable[str], size: int, day: int) -> Iterator[Access]:
             if row:
                 yield _access(dict(zip(header, row, strict=False)), number, size)
     else:
-        raise TraceInvalid(
+        raise ValueError(
             f"line 1: a trace begins with a header, such as `time,workload,size`, not {first.strip()[:80]!r}"
         )
 
@@ -87,9 +83,9 @@ def _json_lines(lines: Iterable[str], size: int) -> Iterator[Access]:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise TraceInvalid(f"line {number}: {error}") from error
+            raise ValueError(f"line {number}: {error}") from error
         if not isinstance(found, dict):
-            raise TraceInvalid(f"line {number}: not an object: {line.strip()[:80]!r}")
+            raise ValueError(f"line {number}: not an object: {line.strip()[:80]!r}")
         yield _access(found, number, size)
 
 
@@ -97,9 +93,9 @@ def _access(found: Mapping[str, Any], number: int, size: int) -> Access:
     try:
         access = Access(_time(found["time"]), str(found["workload"]), int(found.get("size") or size))
     except (KeyError, ValueError, TypeError) as error:
-        raise TraceInvalid(f"line {number}: needs `time`, `workload` and, if any, `size`: {dict(found)}") from error
+        raise ValueError(f"line {number}: needs `time`, `workload` and, if any, `size`: {dict(found)}") from error
     if access.size < 0 or not abs(access.time) < float("inf"):
-        raise TraceInvalid(f"line {number}: time and size are finite, and the size is not negative: {dict(found)}")
+        raise ValueError(f"line {number}: time and size are finite, and the size is not negative: {dict(found)}")
     return access
 
 
@@ -127,5 +123,5 @@ def _invocations(header: list[str], rows: Iterable[list[str]], size: int) -> Ite
         try:
             began = float(row[end]) - float(row[duration])
         except (ValueError, IndexError) as error:
-            raise TraceInvalid(f"line {number}: no time and duration: {row[:4]}") from error
+            raise ValueError(f"line {number}: no time and duration: {row[:4]}") from error
         yield Access(FIRST_DAY - DAY + began, row[app][:16], size)

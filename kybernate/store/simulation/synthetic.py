@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, tzinfo
 from itertools import accumulate
 from typing import Final
 
-from kybernate.store.policy.traces import DAY, Access
+from kybernate.store.simulation.traces import DAY, Access
 
 GIB: Final = 1 << 30
 SIZES: Final = (1, 2, 4, 8, 17, 40)  # GiB: of small models, and of such that fill a GPU

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.store.policy.model import Rules, TierState
-from kybernate.store.policy.simulate import REPLACEMENTS, Outcome, Setup, replay
-from kybernate.store.policy.synthetic import MAKERS, synthetic
-from kybernate.store.policy.traces import Access, TraceInvalid, read_traces
+from kybernate.store.simulation.simulate import REPLACEMENTS, Replayed, Setup, replay
+from kybernate.store.simulation.synthetic import MAKERS, synthetic
+from kybernate.store.simulation.traces import Access, read_traces
 
 GIB = 1 << 30
 FAST, SLOW = TierState(read_bytes_per_second=4 * GIB), TierState(read_bytes_per_second=GIB / 4)
@@ -27,7 +27,7 @@ def uses(names: str, *, every: float = 60.0, size: int = 1) -> list[Access]:
     return [Access(number * every, name, size * GIB) for number, name in enumerate(names)]
 
 
-def outcome(trace: Iterable[Access], name: str, capacity: int = 2, rules: Rules = Rules()) -> Outcome:  # noqa: B008
+def outcome(trace: Iterable[Access], name: str, capacity: int = 2, rules: Rules = Rules()) -> Replayed:  # noqa: B008
     return replay(trace, name, Setup(capacity * GIB, FAST, SLOW, rules))
 
 
@@ -88,7 +88,7 @@ NO_TRACES = (
 
 @pytest.mark.parametrize("text", NO_TRACES)
 def test_what_is_no_trace_is_refused_with_its_line(text: str) -> None:
-    with pytest.raises(TraceInvalid, match="line "):
+    with pytest.raises(ValueError, match="line "):
         read(text)
 
 
@@ -96,7 +96,7 @@ def test_what_is_no_trace_is_refused_with_its_line(text: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         read(text)
-    except TraceInvalid:
+    except ValueError:
         pass
 
 

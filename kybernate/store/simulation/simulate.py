@@ -20,7 +20,7 @@ from kybernate.store.policy.forecast import Expected, Uses, expected_on, has_bee
 from kybernate.store.policy.model import RAM, Rules, TierState
 from kybernate.store.policy.promotion import COLDER
 from kybernate.store.policy.temperature import expected_rate, rate_of, saved_seconds, temperature
-from kybernate.store.policy.traces import Access
+from kybernate.store.simulation.traces import Access
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Setup:
 
 
 @dataclass
-class Outcome:
+class Replayed:
     """What became of a trace. `moved_bytes` were read from the slower tier, `prefetched_bytes` of them before a use."""
 
     policy: str
@@ -67,9 +67,9 @@ class Replacement(Protocol):
         """Take a use into account."""
 
 
-def replay(trace: Iterable[Access], name: str, setup: Setup) -> Outcome:
+def replay(trace: Iterable[Access], name: str, setup: Setup) -> Replayed:
     """Return what became of a trace (in the order of time) with one of REPLACEMENTS."""
-    outcome = Outcome(name)
+    outcome = Replayed(name)
     memory = REPLACEMENTS[name](setup, outcome)
     for access in trace:
         memory.until(access.time)
@@ -132,7 +132,7 @@ class Known:
 class Ours:
     """The policy's temperatures and forecasts, over the same memory."""
 
-    def __init__(self, setup: Setup, outcome: Outcome) -> None:
+    def __init__(self, setup: Setup, outcome: Replayed) -> None:
         self.setup, self.outcome = setup, outcome
         self._known: dict[str, Known] = {}
         self._inside: dict[str, float] = {}  # workload, and since when it is ready
@@ -223,7 +223,7 @@ class Ours:
         return temperature(max(rate, expected_rate(expected, rules.prefetch_hold)), saved, known.size)
 
 
-REPLACEMENTS: Final[Mapping[str, Callable[[Setup, Outcome], Replacement]]] = {
+REPLACEMENTS: Final[Mapping[str, Callable[[Setup, Replayed], Replacement]]] = {
     "lru": lambda setup, outcome: Classic(setup, lambda memory, name: (memory.last[name], 0.0)),
     "lfu": lambda setup, outcome: Classic(setup, lambda memory, name: (memory.count[name], memory.last[name])),
     "kybernate": Ours,
