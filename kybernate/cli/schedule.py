@@ -14,8 +14,8 @@ from kybernate.agent.seat_settings import configuration_of, read_file
 from kybernate.agent.settings import Settings
 from kybernate.agent.tier_rules import zone_of
 from kybernate.cli.agents import agent_or_none
-from kybernate.cli.formats import NONE, Format, Output, Table, moment, rfc3339
-from kybernate.cli.output import seconds
+from kybernate.cli.formats import NONE, Format, Output, Table, rfc3339
+from kybernate.cli.output import moment, seconds
 from kybernate.messages.agent_pb2 import Turn
 from kybernate.node.failure import Invalid
 from kybernate.seats.configuration import Configuration, SeatsInvalid

@@ -15,12 +15,11 @@ from kybernate.cli.formats import (
     Output,
     Table,
     document_of,
-    moment,
     show_document,
     until_interrupted,
 )
 from kybernate.cli.options import ContainerName, Namespace
-from kybernate.cli.output import seconds, show_fields, size
+from kybernate.cli.output import moment, seconds, show_fields, size
 from kybernate.client import Agent
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Unavailable

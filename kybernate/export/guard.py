@@ -44,11 +44,11 @@ class Guard:
     def after(self, response: httpx.Response) -> None:
         """Cut the body of an answer that its caller does not read piece by piece.
 
-        Raises ImageRegistryRefused for an answer from where the registry may not lead: a server of names may give
+        Raises Failure for an answer from where the registry may not lead: a server of names may give
         another address for the connection than it gave when the name was looked at.
         """
         if inner := self._came_from(response) - self._kinds(self.origin.host):
-            raise ImageRegistryRefused(
+            raise Failure(
                 f"{response.request.url.host} has answered from a {min(inner)} address, to which its name did not lead"
             )
         if response.request.extensions.get(CONTENT) and response.status_code in WHOLE:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kybernate_shim.arena.control import Control, ControlInvalid, control_of, must_run
+from kybernate_shim.arena.control import Control, ControlUnusable, control_of, must_run
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.kernel_text import lines_of, text_of
 from kybernate_shim.linux.process_memory import Region, read_maps
@@ -138,7 +138,7 @@ class Process:
     def _page(self) -> Control | None:
         try:
             return control_of(self.pid)
-        except (ControlInvalid, OSError):
+        except (ControlUnusable, OSError):
             return None
 
 

@@ -103,10 +103,14 @@ class KeptModels:
             await self._agent.wake(model)
             self._phases[model.name] = Phase.AWAKE  # which the Watch may say a little later
 
-    async def suspend(self, model: Model) -> None:
-        """Suspend a model. Raises SuspendFailed."""
+    async def report(self, model: Model, in_flight: int) -> bool:
+        """Report as `Models.report`. Raises Failure."""
+        return await self._agent.report(model, in_flight)
+
+    async def suspend(self, model: Model, *, unless_used: bool) -> None:
+        """Suspend a model as `Models.suspend`. Raises SuspendFailed."""
         try:
-            await self._agent.suspend(model)
+            await self._agent.suspend(model, unless_used=unless_used)
             self._phases[model.name] = Phase.ASLEEP  # which the Watch may say a little later, or not again
         finally:
             self.keeper.room.changed()

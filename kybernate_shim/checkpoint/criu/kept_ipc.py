@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final
 
 from google.protobuf.message import DecodeError
 
-from kybernate_shim.checkpoint.criu.images import CriuImageInvalid
+from kybernate_shim.errors import Damaged
 from kybernate_shim.linux.credentials import is_nodes_namespace
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.libc import library
@@ -67,7 +67,7 @@ KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
 def without_kept(image: Path, spec: Spec) -> dict[str, bytes]:
     """Return those of CRIU's files of an image that list objects which the pod has, without them.
 
-    Nothing where the IPC namespace is the node's, or the container's own. Raises CriuImageInvalid and OSError.
+    Nothing where the IPC namespace is the node's, or the container's own. Raises Damaged and OSError.
     """
     files = _files(image, spec)
     if not files:
@@ -81,7 +81,7 @@ def without_kept(image: Path, spec: Spec) -> dict[str, bytes]:
 def remove_unused(image: Path, spec: Spec) -> None:
     """Remove the segments of the image that the pod has and that no process is attached to, for CRIU to make them.
 
-    Raises CriuImageInvalid and OSError.
+    Raises Damaged and OSError.
     """
     file = _files(image, spec).get(SEGMENTS)
     if file is None:
@@ -159,7 +159,7 @@ def _parts(path: Path, stream: BinaryIO, kind: _Kind, end: int) -> Iterator[tupl
             break
         one = entry.description
         yield (one.key, one.id, one.mode & 0o777, one.user, one.group, kind.measure(entry)), begin, stream.tell()
-    raise CriuImageInvalid(f"{path}: not whole, or more than {MOST_OBJECTS} objects")
+    raise Damaged(f"{path}: not whole, or more than {MOST_OBJECTS} objects")
 
 
 def _entry(path: Path, stream: BinaryIO, kind: Any) -> Any:
@@ -167,11 +167,11 @@ def _entry(path: Path, stream: BinaryIO, kind: Any) -> Any:
     length = struct.unpack("<I", head)[0] if len(head) == 4 else LONGEST + 1
     data = stream.read(length) if length <= LONGEST else b""
     if length > LONGEST or len(data) < length:
-        raise CriuImageInvalid(f"{path}: ends in the middle of an entry")
+        raise Damaged(f"{path}: ends in the middle of an entry")
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise CriuImageInvalid(f"{path}: an entry cannot be read") from error
+        raise Damaged(f"{path}: an entry cannot be read") from error
 
 
 def _skip(stream: BinaryIO, size: int, unit: int) -> None:
