@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kybernate_shim.linux import process_memory
 from kybernate_shim.linux.process_memory import Region
-from kybernate_shim.vram_io import buffers, digest, files, thread_pool
+from kybernate_shim.vram_io import buffers, digest, file_digests, files, thread_pool
 from kybernate_shim.vram_io.buffers import BLOCK_BYTES, Buffer
 from kybernate_shim.vram_io.saved_regions import SavedRegion, file_name, total_bytes
 from kybernate_shim.vram_io.thread_pool import CopyOptions
@@ -116,7 +116,7 @@ def test_region_without_a_byte_of_data_needs_no_space(target: MemoryProcess, tmp
     [saved] = save(target.pid, [region], tmp_path, ["v"])
     assert saved.data_bytes == (tmp_path / "v").stat().st_blocks == 0
     load(target.pid, [saved], tmp_path)
-    assert saved.digest == digest.of_file(tmp_path / "v", digest.piece_bytes_of(saved.digest), CopyOptions())
+    assert saved.digest == file_digests.of_file(tmp_path / "v", digest.piece_bytes_of(saved.digest), CopyOptions())
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -238,7 +238,7 @@ def test_digest_of_a_file_is_the_one_of_its_saving(target: MemoryProcess, tmp_pa
     [saved] = save(target.pid, [filled(target)], tmp_path, ["v"], CopyOptions(threads=3, piece_bytes=MIB, digest=kind))
     assert saved.digest.startswith(f"{kind}:")
     how = CopyOptions(threads=2, digest=kind)
-    assert digest.of_file(tmp_path / "v", digest.piece_bytes_of(saved.digest), how) == saved.digest
+    assert file_digests.of_file(tmp_path / "v", digest.piece_bytes_of(saved.digest), how) == saved.digest
 
 
 @given(st.lists(st.integers(0, 20 * BLOCK_BYTES - 1), max_size=6), st.integers(1, 20 * BLOCK_BYTES))
