@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 
 from kybernate_shim.checkpoint.criu import kept_ipc
-from kybernate_shim.checkpoint.criu.images import CriuImageInvalid
 from kybernate_shim.checkpoint.criu.kept_ipc import remove_unused, without_kept
+from kybernate_shim.errors import Damaged
 from kybernate_shim.messages import criu_pb2 as criu
 from kybernate_shim.oci.spec import Spec
 
@@ -91,7 +91,7 @@ def test_container_with_a_namespace_of_its_own_gets_all(tmp_path: Path, monkeypa
     ids=["length", "entry", "content", "large", "no message"],
 )
 def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(CriuImageInvalid, match=r"ipcns-shm-11\.img"):
+    with pytest.raises(Damaged, match=r"ipcns-shm-11\.img"):
         without_kept(image(tmp_path, shm=content), POD)
 
 
