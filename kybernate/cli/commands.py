@@ -41,6 +41,7 @@ COMMANDS = {
     "seats": "seats",
     "why": "seat_states",
     "schedule": "schedule",
+    "topology": "topology",
     "pool": "pool",
     "cuda": "cuda",
     "context": "context",
@@ -65,7 +66,7 @@ GROUPS = {
     ),
     "Tiers and stores": ("promote", "demote", "prefetch", "evict", "store", "registry"),
     "Operations": ("ops", "wait", "cancel", "events", "top"),
-    "Node": ("doctor", "setup", "agent", "context", "keys", "pool", "cuda", "version"),
+    "Node": ("doctor", "setup", "agent", "context", "keys", "pool", "cuda", "topology", "version"),
 }
 
 # Those that call the agent, and so have the option --agent.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from kybernate.agent.settings import DEFAULT_PATH, Settings
-from kybernate.doctor import agent, cluster, registry, store, tiers
+from kybernate.doctor import agent, cluster, registry, seats, store, tiers
 from kybernate.node import health
 from kybernate.node.finding import HealthFinding, looked
 from kybernate_shim.config import Config, ConfigInvalid
@@ -29,6 +29,7 @@ def examine(*, fix: bool = False) -> list[HealthFinding]:
         ("agent", lambda: agent.findings(agent.gather(settings))),
         ("store", lambda: store.findings(store.gather(settings.store, agent.pid_of_service()))),
         ("registry", lambda: registry.findings(registry.gather(settings.registry))),
+        ("seats", lambda: seats.findings(seats.gather(settings.seats))),
         ("cluster", lambda: cluster.findings(cluster.gather(settings.kubernetes))),
     )
     for subject, look in looks:

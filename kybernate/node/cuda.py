@@ -11,7 +11,7 @@ from typing import Final
 from kybernate.node.failure import Failure, Unavailable
 from kybernate_shim.gpu import sequence
 from kybernate_shim.gpu.errors import CudaError, CudaUnavailable
-from kybernate_shim.gpu.helper_answers import NodeGpu, State
+from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu, State
 from kybernate_shim.gpu.helper_client import SOCKET, CudaHelper, cuda_helper
 from kybernate_shim.steps import Step
 from kybernate_shim.undo import in_words
@@ -42,10 +42,15 @@ def run(verb: str, pids: Sequence[int], timeout_ms: int, socket: Path = SOCKET) 
 
 def gpus(socket: Path = SOCKET) -> tuple[NodeGpu, ...]:
     """Return the GPUs of the node. Raises Unavailable."""
+    return info(socket).gpus
 
-    async def ask() -> tuple[NodeGpu, ...]:
+
+def info(socket: Path = SOCKET) -> CudaInfo:
+    """Return the driver and the GPUs of the node. Raises Unavailable."""
+
+    async def ask() -> CudaInfo:
         async with cuda_helper(socket) as helper:
-            return (await helper.info()).gpus
+            return await helper.info()
 
     try:
         return asyncio.run(ask())

@@ -33,7 +33,7 @@ MAGIC, VERSION, MOST_BLOCKS = 0x4B594241, 1, 1 << 16
 HEADER, BLOCK = struct.Struct("<IIiiIIIiIII"), struct.Struct("<QQQQIIiiIIQBB6x")
 TABLE_AT = 4096
 BYTES = TABLE_AT + MOST_BLOCKS * BLOCK.size
-ASKED, ANSWERED, VERB, RESULT, FIRST, COUNT, USED, IMPORTS = 16, 20, 24, 28, 32, 36, 40, 44
+ASKED, ANSWERED, VERB, RESULT, FIRST, COUNT, USED, IMPORTS, WATCHED, USES = 16, 20, 24, 28, 32, 36, 40, 44, 48, 52
 MOST_BYTES = 1 << 42  # more than any GPU has: a size beyond it is nonsense
 MOST_DEVICES = 64  # the library's own limit
 PLACEHOLDER_SIZES = (64 << 20, 20 << 20, 6 << 20, 2 << 20)  # of what stands in for memory that is away
@@ -144,6 +144,14 @@ class Control:
     def imports(self) -> int:
         """Return how many handles and mappings the process has of memory that another one has made."""
         return self._word(IMPORTS)
+
+    def watch_use(self) -> None:
+        """Have the library note the next call that counts as use of a GPU; it then stops to watch."""
+        struct.pack_into("<I", self._map, WATCHED, 1)
+
+    def uses(self) -> int:
+        """Return how many uses the library has noted; always 0 from one that does not."""
+        return self._word(USES)
 
     @property
     def unanswered(self) -> int | None:

@@ -15,6 +15,7 @@ A = TypeVar("A", bound=DriverAnswer)
 def device(gpu: DriverGpu) -> wire.Device:
     """Return a GPU as the driver and NVML describe it."""
     described = wire.Device(uuid=gpu.uuid, name=gpu.name, total_bytes=gpu.total_bytes, numa_node=gpu.numa_node)
+    described.links.extend(wire.Link(uuid=uuid, path=path) for uuid, path in gpu.links.items())
     if (memory := gpu.memory) is not None:
         described.free_known, described.free_bytes = True, memory.free_bytes
         described.mig, described.number = memory.mig, memory.number

@@ -7,6 +7,7 @@ Source: docs.nvidia.com "CUDA Driver API", CUDA checkpointing.
 from __future__ import annotations
 
 import ctypes
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
 
 API_VERSION = 12080  # CUDA 12.8, the first with these calls
 BUS_ID_BYTES = 32
+PATHS_SECONDS = 60.0  # that paths between GPUs are taken to be as they were
 CALLS = (
     "cuCheckpointProcessGetState",
     "cuCheckpointProcessGetRestoreThreadId",
@@ -97,16 +99,16 @@ def info() -> DriverInfo:
     """Describe the driver and the GPUs, as far as it and NVML do."""
     _, api_version = cuda.cuDriverGetVersion()
     _, count = cuda.cuDeviceGetCount()
-    version, memories = _reported_by_nvml([uuid_of(index) for index in range(count)])
-    gpus = [_gpu(index, memory) for index, memory in enumerate(memories)]
+    version, memories, paths = _reported_by_nvml([uuid_of(index) for index in range(count)])
+    gpus = [_gpu(index, *reported) for index, reported in enumerate(zip(memories, paths, strict=True))]
     return DriverInfo(int(api_version), version, gpus, missing_calls())
 
 
-def _gpu(index: int, memory: NvmlMemory | None) -> DriverGpu:
+def _gpu(index: int, memory: NvmlMemory | None, paths: dict[str, str]) -> DriverGpu:
     _, name = cuda.cuDeviceGetName(96, index)
     _, total = cuda.cuDeviceTotalMem(index)
     text = name.partition(b"\0")[0].decode(errors="replace")
-    return DriverGpu(uuid_of(index), text, int(total), node_near(index), memory)
+    return DriverGpu(uuid_of(index), text, int(total), node_near(index), memory, paths)
 
 
 def uuid_of(index: int) -> str:
@@ -121,16 +123,32 @@ def node_near(index: int) -> int:
     return NO_NODE if result else node_of_device(bus_id.partition(b"\0")[0].decode())
 
 
-def _reported_by_nvml(uuids: Sequence[str]) -> tuple[str, list[NvmlMemory | None]]:
-    """Return the driver's version and what NVML knows of each GPU; "" and nothing where NVML is missing."""
+def _reported_by_nvml(uuids: Sequence[str]) -> tuple[str, list[NvmlMemory | None], list[dict[str, str]]]:
+    """Return the driver's version, and of each GPU what NVML knows and its paths to others; nothing without NVML."""
     try:
         nvml = Nvml()
     except (OSError, AttributeError):
-        return "", [None] * len(uuids)
+        return "", [None] * len(uuids), [{} for _ in uuids]
     try:
-        return nvml.driver_version(), [nvml.memory_of(uuid) for uuid in uuids]
+        return nvml.driver_version(), [nvml.memory_of(uuid) for uuid in uuids], _paths(nvml, tuple(uuids))
     finally:
         nvml.close()
+
+
+_known_paths: dict[tuple[str, ...], tuple[float, list[dict[str, str]]]] = {}  # by GPUs: when it was asked, the answer
+
+
+def _paths(nvml: Nvml, uuids: tuple[str, ...]) -> list[dict[str, str]]:
+    """Return the paths between GPUs, which are asked for once in a while: NVLinks may go down, but seldom do."""
+    known = _known_paths.get(uuids)
+    if known is None or time.monotonic() - known[0] > PATHS_SECONDS:
+        try:
+            known = time.monotonic(), nvml.paths(uuids)
+        except AttributeError:  # an NVML of before
+            known = time.monotonic(), [{} for _ in uuids]
+        _known_paths.clear()
+        _known_paths[uuids] = known
+    return known[1]
 
 
 def _pair(old: str, new: str) -> Any:

@@ -7,6 +7,7 @@ ctypes do. Source: docs.nvidia.com "NVML API Reference Guide".
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 from kybernate_shim.worker_protocol.cuda_jobs import NvmlMemory
 
@@ -37,6 +38,26 @@ class _Sample(ctypes.Structure):
     )
 
 
+class _PciInfo(ctypes.Structure):
+    """nvmlPciInfo_t."""
+
+    _fields_ = (
+        ("legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("model", ctypes.c_uint),
+        ("subsystem", ctypes.c_uint),
+        ("text", ctypes.c_char * 32),
+    )
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.domain, self.bus, self.device
+
+
+_PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # nvmlGpuTopologyLevel_t
+_MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS
 _MOST_PROCESSES = 1024
 _MOST_SAMPLES = 4096
 _NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND: no sample, as nothing has computed
@@ -73,6 +94,53 @@ class Nvml:
         number = ctypes.c_uint(0)
         self._library.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(number))
         return NvmlMemory(memory.free, mode.value == 1, number.value, self._holdings(gpu), self._computed(gpu))
+
+    def paths(self, uuids: Sequence[str]) -> list[dict[str, str]]:
+        """Return how each GPU is connected to each other one, by that one's UUID, as far as NVML reports it.
+
+        GPUs at a switch have as many NVLinks to each other as the one with fewer has to it.
+        """
+        gpus = [self._handle(uuid) for uuid in uuids]
+        places = [self._place(gpu) for gpu in gpus]
+        remotes = [self._remotes(gpu) for gpu in gpus]
+        found: list[dict[str, str]] = []
+        for one, gpu in enumerate(gpus):
+            found.append({})
+            for other, uuid in enumerate(uuids):
+                if one == other or not gpu or not gpus[other]:
+                    continue
+                direct = sum(place == places[other] for place in remotes[one])
+                switched = min(sum(place not in places for place in remotes[index]) for index in (one, other))
+                path = f"NV{direct or switched}" if direct or switched else self._path(gpu, gpus[other])
+                if path:
+                    found[-1][uuid] = path
+        return found
+
+    def _handle(self, uuid: str) -> ctypes.c_void_p:
+        gpu = ctypes.c_void_p()
+        failed = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
+        return ctypes.c_void_p() if failed else gpu
+
+    def _path(self, gpu: ctypes.c_void_p, other: ctypes.c_void_p) -> str:
+        level = ctypes.c_int()
+        if self._library.nvmlDeviceGetTopologyCommonAncestor(gpu, other, ctypes.byref(level)):
+            return ""
+        return _PATHS.get(level.value, "PIX")  # 0: two GPUs of one board
+
+    def _place(self, gpu: ctypes.c_void_p) -> tuple[int, int, int] | None:
+        info = _PciInfo()
+        return None if self._library.nvmlDeviceGetPciInfo_v3(gpu, ctypes.byref(info)) else info.place
+
+    def _remotes(self, gpu: ctypes.c_void_p) -> list[tuple[int, int, int]]:
+        """Return the PCI device at the other end of each NVLink that is up."""
+        found = []
+        for link in range(_MOST_LINKS if gpu else 0):
+            up, info = ctypes.c_uint(), _PciInfo()
+            if self._library.nvmlDeviceGetNvLinkState(gpu, link, ctypes.byref(up)) or up.value != 1:
+                continue
+            if not self._library.nvmlDeviceGetNvLinkRemotePciInfo_v2(gpu, link, ctypes.byref(info)):
+                found.append(info.place)
+        return found
 
     def _holdings(self, gpu: ctypes.c_void_p) -> dict[int, int]:
         count, processes = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()

@@ -64,7 +64,7 @@ class NodeGpu:
 
     `holdings` are the bytes that processes hold of its memory, by pid; `node` is the NUMA node that it is near, NO_NODE
     where the kernel does not report it. `computed` is when each process last used it, by pid, in microseconds of NVML's
-    clock; None where NVML does not report it.
+    clock; None where NVML does not report it. `links` are paths to other GPUs, by UUID, such as "NV18" or "SYS".
     """
 
     uuid: str
@@ -76,6 +76,7 @@ class NodeGpu:
     holdings: Mapping[int, int] = field(default_factory=dict)
     node: int = NO_NODE
     computed: Mapping[int, int] | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def used_bytes(self) -> int:

@@ -316,6 +316,7 @@ def _gpu(device: wire.Device) -> NodeGpu:
         holdings,
         device.numa_node,
         computed,
+        {link.uuid: link.path for link in device.links},
     )
 
 

@@ -38,7 +38,7 @@ class InfoResponse(_message.Message):
     def __init__(self, driver_version: _Optional[str] = ..., api_version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., missing_calls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings", "numa_node", "computed_known", "computed")
+    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings", "numa_node", "computed_known", "computed", "links")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Device(_message.Message):
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_KNOWN_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     total_bytes: int
@@ -61,7 +62,16 @@ class Device(_message.Message):
     numa_node: int
     computed_known: bool
     computed: _containers.RepeatedCompositeFieldContainer[Computed]
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., numa_node: _Optional[int] = ..., computed_known: _Optional[bool] = ..., computed: _Optional[_Iterable[_Union[Computed, _Mapping]]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., numa_node: _Optional[int] = ..., computed_known: _Optional[bool] = ..., computed: _Optional[_Iterable[_Union[Computed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("uuid", "path")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    path: str
+    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class Computed(_message.Message):
     __slots__ = ("pid", "microseconds")

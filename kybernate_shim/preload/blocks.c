@@ -13,6 +13,7 @@
 
 #include "answer.h"
 #include "exports.h"
+#include "uses.h"
 #include "versions.h"
 
 enum { SEALABLE = 2 /* MFD_ALLOW_SEALING */, CLOSE_ON_EXEC = 1, ADD_SEALS = 1033, SHRINK = 2, GROW = 4 };
@@ -130,6 +131,7 @@ static void after_fork(void)
 {
     exports_in_child();
     control = NULL;
+    note_uses_in(NULL);
     shut_until = 0;
     away = false;
     unlock_blocks();
@@ -154,6 +156,7 @@ static void make(void)
     }
     pthread_atfork(exports_before_fork, exports_after_fork, after_fork);
     control = found;
+    note_uses_in(found);
 }
 
 bool blocks_ready(void)

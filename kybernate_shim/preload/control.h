@@ -72,7 +72,9 @@ struct control {
     uint32_t first, count; /* the range of blocks of SHARE, REBUILD and LET_GO */
     _Atomic uint32_t used; /* entries of the table that were ever used */
     _Atomic uint32_t imports; /* how much there is of memory that other processes have made; 0 from older libraries */
-    uint8_t rest[4096 - 48];
+    _Atomic uint32_t watched; /* set by the node: note the next call that counts as use; cleared by that call */
+    _Atomic uint32_t uses;    /* how many were noted */
+    uint8_t rest[4096 - 56];
     struct block blocks[MAX_BLOCKS];
 };
 

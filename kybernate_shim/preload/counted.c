@@ -2,6 +2,7 @@
 #include "charges.h"
 #include "driver.h"
 #include "ledger.h"
+#include "uses.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -26,12 +27,14 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *total, CUdevice device);
 /* The driver's call with what the program has passed, counted as `size` bytes. */
 #define COUNTED(size, call, by, name, ...)                                                                             \
     struct charge charge;                                                                                              \
+    note_use();                                                                                                        \
     if (!begin_charge(&charge, size))                                                                                  \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
     CUresult result = driver()->call ? driver()->call(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                             \
     return end_charge(&charge, result, by, result ? 0 : (uint64_t)(name))
 
 #define REFUNDED(call, by, name, ...)                                                                                  \
+    note_use();                                                                                                        \
     CUresult result = driver()->call ? driver()->call(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                             \
     if (result == CUDA_SUCCESS)                                                                                        \
         refund(by, (uint64_t)(name));                                                                                  \

@@ -11,11 +11,10 @@
 
 #include "driver.h"
 #include "rwlocks.h"
+#include "uses.h"
 #include "versions.h"
 
 #define EXPORT __attribute__((visibility("default")))
-
-typedef void function(void); /* only addresses are passed on here */
 
 /* The calls that we answer: as they are exported, as cuGetProcAddress names them, and the first API version of this
  * signature. */
@@ -86,12 +85,20 @@ static function *real_dlsym(void)
 
 #define REAL_DLSYM(handle, name) (((void *(*)(void *, const char *))real_dlsym())(handle, name))
 
+static function *real_symbol(void *library, const char *symbol)
+{
+    function *found;
+    *(void **)&found = REAL_DLSYM(library, symbol);
+    return found;
+}
+
 /* By its handle, which sees the driver and what the driver needs, but not us. */
 static void open_driver(void)
 {
     void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!library)
         library = dlopen("libcuda.so.1", RTLD_LAZY);
+    find_used(real_symbol, library);
     if (!library)
         return;
 #define FIND(symbol, name, types) *(void **)&behind.name = REAL_DLSYM(library, #symbol);
@@ -123,7 +130,7 @@ static function *by_symbol(const char *symbol)
         return (function *)cuGetProcAddress;
     if (strcmp(symbol, "cuGetProcAddress_v2") == 0)
         return (function *)cuGetProcAddress_v2;
-    return NULL;
+    return counted_symbol(symbol);
 }
 
 static function *by_name(const char *asked, int wanted, uint64_t flags)
@@ -156,6 +163,8 @@ EXPORT void *dlsym(void *restrict handle, const char *restrict name)
 static void put_ours(const char *name, void **found, int version, uint64_t flags)
 {
     function *mine = found && *found ? by_name(name, version, flags) : NULL;
+    if (found && *found && !mine)
+        mine = counted_function(*found);
     if (mine)
         *found = *(void **)&mine;
 }

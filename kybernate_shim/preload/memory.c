@@ -9,6 +9,7 @@
 #include "imports.h"
 #include "owners.h"
 #include "physical.h"
+#include "uses.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -104,6 +105,7 @@ static CUresult allocate(CUdeviceptr *address, size_t size)
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
+    note_use();
     struct charge charge;
     if (!begin_charge(&charge, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -165,6 +167,7 @@ static CUresult free_memory(CUdeviceptr address)
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
+    note_use();
     CUresult result = free_memory(address);
     if (result == CUDA_SUCCESS)
         refund(AT_ADDRESS, address);
@@ -206,6 +209,7 @@ static CUresult create(CUhandle *handle, size_t size, const CUmemAllocationProp 
 
 EXPORT CUresult cuMemCreate(CUhandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags)
 {
+    note_use();
     struct charge charge;
     CUdevice device = wanted && wanted->location.type == ON_DEVICE ? wanted->location.id : -1;
     if (!begin_charge_on(&charge, size, device))
@@ -239,6 +243,7 @@ static CUresult release_handle(CUhandle handle)
 
 EXPORT CUresult cuMemRelease(CUhandle handle)
 {
+    note_use();
     CUresult result = release_handle(handle);
     if (result == CUDA_SUCCESS)
         charge_released(handle);

@@ -3,6 +3,7 @@
 #include "driver.h"
 #include "imports.h"
 #include "physical.h"
+#include "uses.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -42,6 +43,7 @@ static CUresult map_handle(CUdeviceptr address, size_t size, size_t offset, CUha
 
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
 {
+    note_use();
     CUresult result = map_handle(address, size, offset, handle, flags);
     if (result == CUDA_SUCCESS)
         charge_mapped(handle, address, size);
@@ -55,6 +57,7 @@ static bool in_range(const struct block *block, uint64_t low, uint64_t high)
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
+    note_use();
     if (!driver()->unmap)
         return CUDA_ERROR_NOT_FOUND;
     mark_passing(in_range, address, address + size);
@@ -90,6 +93,7 @@ static void note_access(struct block *block, const CUmemAccessDesc *access)
 
 EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
 {
+    note_use();
     if (!driver()->set_access)
         return CUDA_ERROR_NOT_FOUND;
     mark_passing(in_range, address, address + size);

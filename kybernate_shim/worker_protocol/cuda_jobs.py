@@ -87,13 +87,17 @@ class NvmlMemory(msgspec.Struct, frozen=True):
 
 
 class DriverGpu(msgspec.Struct, frozen=True):
-    """A GPU by its UUID, "GPU-…". `memory` is None where NVML does not know it, `numa_node` NO_NODE where none is."""
+    """A GPU by its UUID, "GPU-…". `memory` is None where NVML does not know it, `numa_node` NO_NODE where none is.
+
+    `links` are the paths to the other GPUs, by UUID, as `nvidia-smi topo -m` names them; those that NVML reports.
+    """
 
     uuid: str
     name: str
     total_bytes: int
     numa_node: int = NO_NODE
     memory: NvmlMemory | None = None
+    links: dict[str, str] = field(default_factory=dict)
 
 
 class DriverInfo(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-VERSION: Final = 4  # to be increased with every change of a job, an answer, or the frames
+VERSION: Final = 5  # to be increased with every change of a job, an answer, or the frames
 _FLAG: Final = "--protocol="
 
 

@@ -179,6 +179,11 @@ class Containers:
         found = {key: kept.known.claim for key, kept in self._kept.items() if kept.known is not None}
         return {key: claim for key, claim in found.items() if claim}
 
+    def waking_on_use(self) -> list[Key]:
+        """Return the containers without a seat that a use of their GPUs is to wake."""
+        found = [(key, kept.known) for key, kept in self._kept.items()]
+        return [key for key, one in found if one is not None and one.wakes_on_use and not one.claim]
+
     async def looked_at(self, namespace: str, id: str) -> None:
         """Look at a container, and return when that has been done."""
         self.touch(namespace, id)

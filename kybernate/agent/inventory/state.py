@@ -16,7 +16,7 @@ from kybernate.node.restore import RESTORED_FROM
 from kybernate.node.specs import VISIBLE_DEVICES, Spec, spec_of
 from kybernate_shim.messages import process_pb2
 from kybernate_shim.messages import shim_pb2 as wire
-from kybernate_shim.oci.annotations import RESTORE_FROM
+from kybernate_shim.oci.annotations import RESTORE_FROM, WAKE_ON_USE
 from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
 HELD = "held"
@@ -37,6 +37,7 @@ class Known:
     has_gpu: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     claim: Claim = field(default_factory=Claim)
+    wakes_on_use: bool = False  # its annotation says so
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def known(
         _has_gpu(spec),
         shown_labels(pod_labels if container.pod else record.labels),
         Claim() if container.sandbox else claim_of(spec, record.labels, in_pod=bool(container.pod)),
+        annotations.get(WAKE_ON_USE) == "true",
     )
 
 

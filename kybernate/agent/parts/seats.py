@@ -23,7 +23,7 @@ from kybernate.agent.seats.arbiter import Arbiter
 from kybernate.agent.seats.around import Around
 from kybernate.agent.seats.claims import Key
 from kybernate.agent.seats.messages import seat_message
-from kybernate.agent.seats.use import NoUse, UseWatcher
+from kybernate.agent.seats.watching import UseWatch
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.failure import Invalid
@@ -44,6 +44,7 @@ ADVICE = "docs/seats.md describes the configuration; the agent starts again once
 WAKE = "kybernate.io/wake"  # annotation of a pod
 EXECS = 'topic=="/tasks/exec-started"'
 RAM_SECONDS = 0.5  # a figure of host memory is not older
+USE = "use of the GPU"  # who has begun an operation
 AGAIN_SECONDS = 10.0  # until a driver that did not answer is asked again
 
 
@@ -58,7 +59,8 @@ class Seats(Part):
         self._problem = "the driver was not asked yet"
         self._published: dict[str, object] = {}
         self._ram = (0.0, 0)
-        self.watcher: UseWatcher = NoUse()
+        self._watch = UseWatch(lambda key: agent.known.inventory.containers.pids().get(key))
+        self._waking = WakingOnUse(agent)
 
     async def start(self) -> None:
         """Raises Invalid."""
@@ -66,10 +68,10 @@ class Seats(Part):
             self._configuration = configuration_of(self._agent.settings().seats)
         except SeatsInvalid as error:
             raise Invalid(str(error), state="the agent does not run", advice=ADVICE) from error
+        self._agent.operations.ended.hear(self._ended)
         owner = self._agent.rooms.owner
         if self._configuration is not None and self._configuration.profiles:
             owner.grant, owner.seated = self._grant, self._is_seated
-            self._agent.operations.ended.hear(self._ended)
             waits = self._configuration.waits_without_agent
         else:
             waits = False
@@ -79,6 +81,8 @@ class Seats(Part):
     def work(self) -> Iterable[Work]:
         if self._configuration is not None and self._configuration.profiles:
             yield self._run(self._configuration)
+        else:
+            yield self._waking.run(self._watch)
 
     async def _run(self, configuration: Configuration) -> None:
         log, settings = self._agent.log, self._agent.settings().seats
@@ -104,7 +108,7 @@ class Seats(Part):
         await plugin.refresh()  # so that kubelet's first list is the right one
         await self._agent.known.inventory.containers.ready.wait()
         around = self._around({place.name: place for place in places}, lambda: {one.name for one in plugin.taken()})
-        self._arbiter = Arbiter(places, configuration.rules, around, self.watcher)
+        self._arbiter = Arbiter(places, configuration.rules, around, self._watch)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._arbiter.run())
             group.create_task(self._follow(self._arbiter))
@@ -227,8 +231,10 @@ class Seats(Part):
     def _ended(self, operation: wire.Operation) -> None:
         """End the requests of a container that was put to sleep by another caller than the arbiter."""
         slept = operation.verb in ("sleep", "suspend") and operation.state == wire.SUCCEEDED
-        if slept and SEAT not in operation.labels and self._arbiter is not None:
-            self._arbiter.forget((operation.namespace, operation.container))
+        if slept and SEAT not in operation.labels:
+            self._watch.settle((operation.namespace, operation.container))
+            if self._arbiter is not None:
+                self._arbiter.forget((operation.namespace, operation.container))
 
     async def _look(self) -> NodeGpus | None:
         try:
@@ -236,6 +242,37 @@ class Seats(Part):
         except CudaError:
             return None  # which GPU is sick is not known, and pods of an unhealthy one could not restart
         return gpus_of(info)
+
+
+class WakingOnUse:
+    """On a node without seats: wakes suspended containers whose programs use their GPUs, where annotations say so."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._waking: dict[Key, asyncio.Task[None]] = {}
+
+    async def run(self, watch: UseWatch) -> None:
+        await self._agent.known.inventory.containers.ready.wait()
+        try:
+            await watch.run(self._suspended, self._used)
+        finally:
+            for task in self._waking.values():
+                task.cancel()
+
+    def _suspended(self) -> list[Key]:
+        keys = self._agent.known.inventory.containers.waking_on_use()
+        return [key for key in keys if (one := _container(self._agent, key)) is not None and one.gpu == "suspended"]
+
+    def _used(self, key: Key) -> None:
+        if key not in self._waking:
+            self._waking[key] = asyncio.create_task(self._wake(key))
+            self._waking[key].add_done_callback(lambda _: self._waking.pop(key))
+
+    async def _wake(self, key: Key) -> None:
+        found = await Acting(self._agent.operations.engine, USE).wake("", key)
+        if not found.succeeded:
+            self._agent.log.warning("use.not_answered", task=key[1], error=found.error, state="it stays suspended")
+            await asyncio.sleep(AGAIN_SECONDS)
 
 
 def _container(agent: Agent, key: Key) -> wire.Container | None:
@@ -263,15 +300,17 @@ def gpus_of(info: CudaInfo) -> NodeGpus:
 
 
 def topology_of(info: CudaInfo) -> Topology:
-    """Return the GPUs' topology, as far as the driver's answer has it: which are near one NUMA node."""
+    """Return the GPUs' topology; where NVML does not report a link, by the NUMA nodes that they are near."""
     gpus = gpus_of(info)
+    by_uuid = {gpu.uuid: gpu for gpu in info.gpus}
     count = max(gpus.numa, default=-1) + 1
     numa = tuple(gpus.numa.get(index, -1) for index in range(count))
 
     def link(one: int, other: int) -> str:
         if one == other:
             return "X"
-        return "NODE" if numa[one] == numa[other] != -1 else "SYS"
+        reported = by_uuid[gpus.uuids[one]].links if one in gpus.uuids else {}
+        return reported.get(gpus.uuids.get(other, ""), "NODE" if numa[one] == numa[other] != -1 else "SYS")
 
     return Topology(tuple(tuple(link(a, b) for b in range(count)) for a in range(count)), numa)
 

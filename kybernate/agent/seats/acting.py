@@ -37,8 +37,8 @@ class Outcome:
 class Acting:
     """Begins operations, and waits for their ends."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, requester: str = REQUESTER) -> None:
+        self._engine, self._requester = engine, requester
 
     async def wake(self, seat: str, key: Key) -> Outcome:
         """Bring a container's VRAM back."""
@@ -51,7 +51,7 @@ class Acting:
     async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
         """Do both at the same time; one after the other for containers of different namespaces."""
         if any(self._engine.holds(f"container {one[0]}/{one[1]}") for one in (out, key)):
-            return Outcome(False, "another operation on one of the two containers has not ended")
+            return Outcome(False, "another operation runs on one of the two containers")
         if out[0] == key[0]:
             return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS)
         left = await self.suspend(seat, out)
@@ -74,7 +74,7 @@ class Acting:
     async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS) -> Outcome:
         try:
             begun = await self._engine.submit(
-                Submission(verb, requester=REQUESTER, seconds=seconds, labels={SEAT: seat})
+                Submission(verb, requester=self._requester, seconds=seconds, labels={SEAT: seat} if seat else {})
             )
             return _outcome(await self._last(begun.id))
         except Failure as error:

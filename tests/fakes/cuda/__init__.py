@@ -134,6 +134,10 @@ class Gpus:
         """Let NVML have these samples of every GPU: pid, microseconds, percent."""
         self._write("load", "".join(f"{pid} {time} {percent}\n" for pid, time, percent in samples))
 
+    def connect(self, *links: tuple[int, int, str]) -> None:
+        """Let NVML report how pairs of GPUs are connected: "NV4", "PIX", "PXB", "PHB" or "NODE"; others are "SYS"."""
+        self._write("topology", "".join(f"{one} {other} {path}\n" for one, other, path in links))
+
     def split(self) -> None:
         """Switch the GPUs to MIG mode."""
         self._write("mig", "1")

@@ -14,6 +14,7 @@ Asked on the standard input, a line each, and answered by a line:
                         maps it there, lets the GPU read and write it, does that, unmaps it, gives it up
     share               makes a piece of memory, and maps it a second time as another process would that it is handed to
     unshare             gives that second mapping up
+    look                asks how much memory is free
 Needs only the standard library. A test workload.
 """
 
@@ -130,6 +131,11 @@ class Held:
         self._call("cuMemUnmap", ctypes.c_uint64(self._second), SIZE)
         self._call("cuMemRelease", self._imported)
         return "not shared"
+
+    def look(self) -> str:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return f"{free.value} of {total.value}"
 
     def fill(self, piece: str, value: str) -> str:
         allocation, offset = divmod(int(piece) * PIECE, self._bytes)

@@ -184,6 +184,69 @@ EXPORT int nvmlDeviceGetPciInfo_v3(handle device, struct pci_place *place)
     return result;
 }
 
+enum { LEVEL_SYSTEM = 50, MOST_LINKS = 18 };
+
+/* The state directory's file `topology` has lines of two GPUs and how they are connected: NV and a number, PIX, PXB, PHB,
+ * NODE. Without a line, they are as far apart as can be. */
+static bool find_path(unsigned int one, unsigned int other, char path[8])
+{
+    char text[4096], *line, *rest = text;
+    if (!read_state("topology", text, sizeof text))
+        return false;
+    while ((line = strsep(&rest, "\n"))) {
+        unsigned int a, b;
+        if (sscanf(line, "%u %u %7s", &a, &b, path) == 3 && ((a == one && b == other) || (a == other && b == one)))
+            return true;
+    }
+    return false;
+}
+
+EXPORT int nvmlDeviceGetTopologyCommonAncestor(handle one, handle other, int *level)
+{
+    pass();
+    static const struct {
+        const char *path;
+        int level;
+    } LEVELS[] = {{"PIX", 10}, {"PXB", 20}, {"PHB", 30}, {"NODE", 40}};
+    char path[8];
+    *level = LEVEL_SYSTEM;
+    if (find_path((unsigned int)one - 1, (unsigned int)other - 1, path))
+        for (size_t i = 0; i < sizeof LEVELS / sizeof *LEVELS; i++)
+            if (strcmp(path, LEVELS[i].path) == 0)
+                *level = LEVELS[i].level;
+    return NVML_SUCCESS;
+}
+
+/* Which GPU a link leads to, -1: none. The links to the first one come first. */
+static int end_of_link(handle device, unsigned int link)
+{
+    struct machine machine;
+    char path[8];
+    for (int other = 0; read_machine(&machine) && other < machine.count; other++) {
+        unsigned int links;
+        if (!find_path((unsigned int)device - 1, (unsigned int)other, path) || sscanf(path, "NV%u", &links) != 1)
+            continue;
+        if (link < links)
+            return other;
+        link -= links;
+    }
+    return -1;
+}
+
+EXPORT int nvmlDeviceGetNvLinkState(handle device, unsigned int link, unsigned int *up)
+{
+    pass();
+    *up = end_of_link(device, link) >= 0;
+    return link < MOST_LINKS ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(handle device, unsigned int link, struct pci_place *place)
+{
+    pass();
+    int other = end_of_link(device, link);
+    return other < 0 ? NVML_ERROR_NOT_SUPPORTED : nvmlDeviceGetPciInfo_v3((handle)other + 1, place);
+}
+
 struct holder {
     unsigned int pid;
     unsigned long long bytes;

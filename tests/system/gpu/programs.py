@@ -159,22 +159,26 @@ class Holding:
 
     def fill(self, piece: int, value: int) -> None:
         self._content[piece] = value
-        self._ask(f"fill {piece} {value}")
+        self.ask(f"fill {piece} {value}")
 
     def share(self) -> None:
         """Import memory, as from another process."""
-        self._ask("share")
+        self.ask("share")
 
     def unshare(self) -> None:
-        self._ask("unshare")
+        self.ask("unshare")
 
     def is_right(self) -> bool:
         """Tell whether the GPU's memory is what it was filled with."""
-        return self._ask("content") == " ".join(map(str, self._content))
+        return self.ask("content") == " ".join(map(str, self._content))
 
-    def _ask(self, question: str) -> str:
-        os.write(self._asked, f"{question}\n".encode())
+    def ask(self, question: str) -> str:
+        self.begin(question)
         return self.told()
+
+    def begin(self, question: str) -> None:
+        """Ask, and do not wait for the answer."""
+        os.write(self._asked, f"{question}\n".encode())
 
     def told(self, seconds: float = 20) -> str:
         """Return its next line; AssertionError when it does not come."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from kybernate.agent.seats.claims import Claim, assigned, claim_of
-from kybernate.agent.seats.facts import Seen, seated, standbys, status_of
+from kybernate.agent.seats.facts import Seen, overrun, seated, standbys, status_of
 from kybernate.agent.seats.messages import schedule_of, seat_message
 from kybernate.cli.formats import document_of
 from kybernate.messages import agent_pb2 as wire
@@ -72,20 +73,6 @@ def test_need_is_declared_else_learned() -> None:
     assert declared.need_bytes == 5 * GIB
 
 
-def test_what_takes_more_than_it_declares_shares_no_more() -> None:
-    (place, *_) = places()
-    container = wire.Container(id="c", state="running", gpu="attached")
-    small, large = (
-        Seen(container, Claim("g0-s0", vram=GIB), 2 * GIB),
-        Seen(container, Claim("g0-s0", vram=GIB), 3 * GIB),
-    )
-    fits = seated(place, small, None, NOW, acting=False)
-    assert fits.may_share  # a context is no overrun
-    over = seated(place, large, fits, NOW, acting=False)
-    assert not over.may_share
-    assert not seated(place, small, over, NOW, acting=False).may_share
-
-
 def test_claims_are_kubelets_for_pods_and_a_profile_for_others() -> None:
     notes = {
         "kyb.ai/seat": "g0-s1",
@@ -136,3 +123,18 @@ def test_document_of_a_seat_is_that_of_the_schema() -> None:
     assert free.reason == "no container has it"
     later = seat_message(place, waiting, ("k8s.io", "c"), Turn("waits"))
     assert [one.reason for one in schedule_of([free, later, message]).turns] == ["g0-s1 is before it", "waits"]
+
+
+def test_what_takes_more_than_it_has_declared_shares_no_more() -> None:
+    (place, *_) = places()
+
+    def look(held: int, before: Seat | None) -> Seat:
+        found = replace(seen(held_bytes=held), claim=Claim("g0-s0", vram=8 * GIB))
+        return seated(place, found, before, NOW, acting=False)
+
+    within = look(9 * GIB, None)  # with contexts
+    assert within.may_share
+    beyond = look(11 * GIB, within)
+    assert not beyond.may_share
+    assert not look(GIB, beyond).may_share
+    assert "11264 MiB" in overrun(Claim(vram=8 * GIB), beyond)
