@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from kybernate.agent.seats.claims import Claim, assigned, claim_of
-from kybernate.agent.seats.facts import Seen, overrun, seated, standbys, status_of
+from kybernate.agent.seats.facts import Seen, seated, standbys, status_of
 from kybernate.agent.seats.messages import schedule_of, seat_message
 from kybernate.cli.formats import document_of
 from kybernate.messages import agent_pb2 as wire
@@ -123,18 +122,3 @@ def test_document_of_a_seat_is_that_of_the_schema() -> None:
     assert free.reason == "no container has it"
     later = seat_message(place, waiting, ("k8s.io", "c"), Turn("waits"))
     assert [one.reason for one in schedule_of([free, later, message]).turns] == ["g0-s1 is before it", "waits"]
-
-
-def test_what_takes_more_than_it_has_declared_shares_no_more() -> None:
-    (place, *_) = places()
-
-    def look(held: int, before: Seat | None) -> Seat:
-        found = replace(seen(held_bytes=held), claim=Claim("g0-s0", vram=8 * GIB))
-        return seated(place, found, before, NOW, acting=False)
-
-    within = look(9 * GIB, None)  # with contexts
-    assert within.may_share
-    beyond = look(11 * GIB, within)
-    assert not beyond.may_share
-    assert not look(GIB, beyond).may_share
-    assert "11264 MiB" in overrun(Claim(vram=8 * GIB), beyond)
