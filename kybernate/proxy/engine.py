@@ -89,6 +89,7 @@ class Engine:
         self._ids = count(1)
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._last_wake: dict[str, float] = {}
+        self._meanwhile: dict[str, Phase] = {}  # what the source saw last of a model that this engine works on
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._gates = {name: asyncio.Lock() for name in self.held}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,7 +173,10 @@ class Engine:
     # -- what it does
 
     async def run(self) -> None:
-        """Follow the states of the models, without an end."""
+        """Follow the states of the models, without an end. Those without a container are awake from the beginning."""
+        for held in self.held.values():
+            if held.phase == Phase.AWAKE and self.gate is not None:
+                self._spawn(self._set_gate(held))
         while True:
             try:
                 async for name, phase in self._source.watch():
@@ -209,7 +213,10 @@ class Engine:
     def _observe(self, held: Held, phase: Phase) -> None:
         """Take what the source sees, unless the model is in the middle of what this engine does with it."""
         own = held.phase in (Phase.WAKING, Phase.SUSPENDING)
-        if phase == held.phase or (own and phase != Phase.ABSENT):
+        if own and phase != Phase.ABSENT:
+            self._meanwhile[held.model.name] = phase
+            return
+        if phase == held.phase:
             return
         if phase == Phase.AWAKE:
             if held.phase != Phase.DRAINING:
@@ -300,6 +307,7 @@ class Engine:
     async def _wake(self, held: Held, *, ask: bool) -> None:
         """Wake a model and wait for its port; `ask` is false where something else has woken it."""
         model, began = held.model, self._loop.time()
+        self._meanwhile.pop(model.name, None)
         reason, stage = "", "its container"
         try:
             async with asyncio.timeout(model.wake_timeout or None):
@@ -322,7 +330,8 @@ class Engine:
         else:
             self._last_wake[model.name] = now - began
             self._log.info("proxy.model_resumed", model=model.name, wake_ms=round((now - began) * 1000, 1))
-            self._move(held, Phase.AWAKE)
+            asleep = not ask and self._meanwhile.get(model.name) == Phase.ASLEEP  # something else was faster again
+            self._move(held, Phase.ASLEEP if asleep else Phase.AWAKE)
         self._step(held)
 
     async def _suspend(self, held: Held) -> None:

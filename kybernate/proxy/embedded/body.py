@@ -42,22 +42,22 @@ class Body:
         scanner = fields_of(self._request.headers.get("content-type", ""), wanted)
         if scanner is None or not self.exists:
             return {}
-        scanner.feed(bytes(self.prefix))
+        scanner.feed(bytes(self.prefix[: self._limits.prefix]))
         while not scanner.done and len(self.prefix) < self._limits.prefix:
             piece = await self._next()
             if not piece:
                 break
+            scanner.feed(piece[: self._limits.prefix - len(self.prefix)])
             self.prefix += piece
-            scanner.feed(piece)
         return scanner.found
 
     async def read_whole(self) -> bytes:
         """Return all of it, for filters. Raises Refused where it is larger than they may be."""
-        while piece := await self._next():
+        while len(self.prefix) <= self._limits.filtered:
+            if not (piece := await self._next()):
+                return bytes(self.prefix)
             self.prefix += piece
-            if len(self.prefix) > self._limits.filtered:
-                raise Refused(self._too_large(self._limits.filtered))
-        return bytes(self.prefix)
+        raise Refused(self._too_large(self._limits.filtered))
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield all of it, as it arrives. What goes wrong is in `refusal`, and ends the stream with Refused."""

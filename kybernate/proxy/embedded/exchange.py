@@ -43,12 +43,19 @@ class Exchange(Record):
     through: str = ""  # the model, where another data plane passes this request on and counts it
     answer: web.StreamResponse | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether its connection ends with it: the parser may take a trailer for a header of the next request."""
+        return bool(self.request._message.chunked)
+
     async def begin(self, status: int, headers: CIMultiDict[str], reason: str | None = None) -> web.StreamResponse:
         """Send the head of the answer."""
         answer = web.StreamResponse(status=status, reason=reason, headers=headers)
         answer.headers[REQUEST_ID] = self.id
         if self.cold:
             answer.headers[WAKE_MS] = str(self.wake_ms)
+        if self.is_last:
+            answer.force_close()
         self.status, self.answered, self.answer = status, time.monotonic(), answer
         await answer.prepare(self.request)
         return answer

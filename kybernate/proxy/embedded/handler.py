@@ -68,9 +68,14 @@ class Handler:
         protocol.head_arrived()
         exchange = self._exchange(request)
         try:
-            return await self._answered(exchange)
-        except Refused as refused:
-            return await exchange.refuse(refused.refusal)
+            try:
+                answer = await self._answered(exchange)
+            except Refused as refused:
+                answer = await exchange.refuse(refused.refusal)
+            exchange.status = exchange.status or answer.status
+            if exchange.is_last:
+                answer.force_close()
+            return answer
         except ConnectionError:
             exchange.reason = exchange.reason or "client_gone"
             return exchange.abort()
@@ -191,7 +196,7 @@ class Handler:
         deadline = rules.seconds_of_client(exchange.head.headers) or inf
         with await self._admitted(exchange, model, len(body.prefix), deadline, streams) as admission:
             left = min(deadline, model.queue.age) - admission.waited
-            if wants_upgrade(original):
+            if wants_upgrade(original) and not body.exists:
                 return await pass_upgrade(exchange, model.upstream, headers)
             return await self._upstreams.pass_on(exchange, body, content, model.upstream, headers, left, lambda: None)
 
@@ -272,7 +277,7 @@ class Handler:
 
     def _words(self, exchange: Exchange, model: Model, place: int, began: float) -> bytes:
         seconds = asyncio.get_running_loop().time() - began
-        if model.progress == "comments" or not exchange.head.path.endswith("/chat/completions"):
-            return progress.comment(place, seconds)
         left = max(0.0, self._engine.usual_wake(model.name) - seconds)
+        if model.progress == "comments" or not exchange.head.path.endswith("/chat/completions"):
+            return progress.comment(place, seconds, left)
         return progress.chunk(model.name, exchange.id, int(time.time()), place, seconds, left)

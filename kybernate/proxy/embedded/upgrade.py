@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Any, Final
 
 from multidict import CIMultiDict
@@ -14,6 +15,8 @@ from kybernate.proxy.models import CONNECT_SECONDS, place_of
 
 PIECE: Final = 64 << 10
 MOST_HEAD: Final = 64 << 10
+SWITCHING: Final = 101
+INTERIM: Final = frozenset({100, 102, 103})
 
 
 def wants_upgrade(headers: CIMultiDict[str]) -> bool:
@@ -59,26 +62,35 @@ class FromClient:
 
 
 async def pass_upgrade(exchange: Exchange, base: str, headers: CIMultiDict[str]) -> Taken:
-    """Pass a request that asks for an upgrade, and all that follows. Raises Refused where no answer comes."""
+    """Pass a request that asks for an upgrade, and what follows where it is granted. Raises Refused without an answer.
+
+    An answer that grants none is passed, and the connection ends: what the client sends then passes no route.
+    """
     host, port = place_of(base)
+    tls = True if base.startswith("https:") else None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port, limit=MOST_HEAD)
+            reader, writer = await asyncio.open_connection(host, port, limit=MOST_HEAD, ssl=tls)
     except (OSError, TimeoutError) as error:
         raise Refused(Refusal(503, "upstream_unreachable", f"no connection to {base}: {error}", 1.0)) from error
     try:
         writer.write(_head(exchange, headers))
         head = await _answer_head(reader, base)
+        while _status(head) in INTERIM:
+            head = await _answer_head(reader, base)
         protocol: Any = exchange.request.protocol
         client = protocol.transport
         if client is None:
             return Taken()
         exchange.status = _status(head)
         client.write(_marked(exchange, head))
-        source = FromClient(protocol)
         protocol.keep_alive(False)
-        protocol.set_parser(source)
-        await _both_ways(source, writer, reader, protocol)
+        if exchange.status == SWITCHING:
+            source = FromClient(protocol)
+            protocol.set_parser(source)
+            await _both_ways(source, writer, reader, protocol)
+        else:
+            await _copy_body(head, exchange, reader, protocol)
     finally:
         writer.close()
     if exchange.request.transport is not None:
@@ -113,6 +125,37 @@ def _marked(exchange: Exchange, head: bytes) -> bytes:
         lines = [one for one in head.split(b"\r\n") if not one.lower().startswith((b"connection:", b"keep-alive:"))]
         head = b"\r\n".join(lines)
     return head[:-2] + "".join(f"{one}\r\n" for one in marks).encode() + b"\r\n"
+
+
+async def _copy_body(head: bytes, exchange: Exchange, reader: asyncio.StreamReader, protocol: Any) -> None:
+    """Pass the body of an answer that grants no upgrade, as long as its head says that it is."""
+
+    async def send(data: bytes) -> bytes:
+        if protocol.transport is not None:
+            protocol.transport.write(data)
+            await protocol._drain_helper()
+        return data
+
+    async def pass_on(size: float) -> None:
+        while size > 0 and (piece := await reader.read(PIECE if size > PIECE else int(size))):
+            size -= len(await send(piece))
+
+    fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n")[1:])
+    length = fields.get(b"content-length", b"").strip()
+    if exchange.head.method == "HEAD" or exchange.status in (204, 304):
+        return
+    if b"chunked" in fields.get(b"transfer-encoding", b""):
+        while size := _chunk_size(await send(await reader.readline())):
+            await pass_on(size + 2)
+        while (await send(await reader.readline())).strip():
+            pass  # trailers
+    else:
+        await pass_on(int(length) if length.isdigit() else inf)
+
+
+def _chunk_size(line: bytes) -> int:
+    word = line.partition(b";")[0].strip()
+    return int(word, 16) if word.isalnum() and set(word.lower()) <= set(b"0123456789abcdef") else 0
 
 
 async def _both_ways(

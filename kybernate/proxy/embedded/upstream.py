@@ -119,6 +119,10 @@ class Upstreams:
                     raise Refused(body.refusal) from error
                 words = f"{base} ended the connection without an answer, and the request is not sent twice: {error}"
                 raise Refused(Refusal(502, "upstream_failed", words)) from error
+            except RuntimeError as error:
+                if not client.closed:
+                    raise
+                raise Refused(Refusal(503, "proxy_stopped", "the proxy is being stopped", 1.0)) from error
             except UnicodeError as error:
                 raise Refused(Refusal(400, "bad_request", "a header has bytes that are no text")) from error
         try:

@@ -111,17 +111,17 @@ class Body:
         if scanner is None or not self.exists:
             return ""
         while not scanner.done and len(self.prefix) < self._limits.prefix and (piece := await self.next()):
+            scanner.feed(piece[: self._limits.prefix - len(self.prefix)])
             self.prefix += piece
-            scanner.feed(piece)
         return str(scanner.found.get("model", ""))
 
     async def read_whole(self) -> bytes:
         """Return all of it, for filters. Raises Refused where it is larger than they may be."""
-        while piece := await self.next():
+        while len(self.prefix) <= self._limits.filtered:
+            if not (piece := await self.next()):
+                return bytes(self.prefix)
             self.prefix += piece
-            if len(self.prefix) > self._limits.filtered:
-                raise Refused(too_large(self._limits.filtered))
-        return bytes(self.prefix)
+        raise Refused(too_large(self._limits.filtered))
 
 
 def too_large(most: int) -> Refusal:

@@ -177,3 +177,35 @@ async def test_what_needs_http2_is_refused_by_name(embedded_proxy: Standing) -> 
         preface = await stand.raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         assert preface.startswith(b"HTTP/1.")
         assert b"haproxy" in preface
+
+
+@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"], ids=["first", "second"])
+async def test_head_that_comes_byte_by_byte_is_cut_off(standing_proxy: Standing, before: bytes) -> None:
+    """Bytes prolong nothing, neither of the first head of a connection nor of one after an answer."""
+    limits = "limits: {head_seconds: 300ms, idle_seconds: 300ms}"
+    async with standing_proxy(TO_QWEN, top=limits, phase=Phase.AWAKE) as stand:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stand.port)
+        writer.write(before)
+        ended = asyncio.ensure_future(reader.read())
+        with suppress(ConnectionError):
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nX-A: ")
+            while not ended.done():  # the time limit of the test ends this if bytes prolong it
+                writer.write(b"a")
+                await asyncio.wait((ended,), timeout=0.02)
+        with suppress(ConnectionError):
+            assert (await ended).count(b"HTTP/1.1 200") == bool(before)
+        writer.close()
+        assert len(stand.upstream.seen) == bool(before)
+
+
+async def test_client_with_many_connections_leaves_room_for_others(standing_proxy: Standing) -> None:
+    async with standing_proxy(TO_QWEN, top="limits: {per_client: 20}", phase=Phase.AWAKE) as stand:
+        kept = []
+        for _ in range(200):
+            with suppress(ConnectionError):
+                kept.append(await asyncio.open_connection("127.0.0.1", stand.port))
+        reader, writer = await asyncio.open_connection("127.0.0.1", stand.port, local_addr=("127.0.0.2", 0))
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        for _, one in [*kept, (reader, writer)]:
+            one.close()

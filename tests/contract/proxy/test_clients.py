@@ -10,7 +10,6 @@ import shutil
 import anthropic
 import openai
 import pytest
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 from kybernate.proxy.holding import Phase
 from tests.contract.proxy.conftest import Standing
@@ -120,6 +119,8 @@ async def test_anthropic_streams_and_calls_tools(standing_proxy: Standing) -> No
 
 
 async def test_langchain_asks_streams_calls_tools_and_embeds(standing_proxy: Standing) -> None:
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings  # two seconds, which other tests need not wait for
+
     def add(a: int) -> int:
         """Add one."""
         return a + 1

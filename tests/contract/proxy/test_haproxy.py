@@ -21,7 +21,7 @@ import pytest
 
 from kybernate.proxy import service
 from kybernate.proxy.haproxy.child import HaproxyUnusable, check, find_binary
-from kybernate.proxy.haproxy.generated import backend_of
+from kybernate.proxy.haproxy.generated import ACTIVATOR, backend_of
 from kybernate.proxy.haproxy.plane import printed
 from kybernate.proxy.holding import Phase
 from kybernate.proxy.settings import parse
@@ -51,6 +51,14 @@ async def test_requests_of_awake_models_pass_no_python(haproxy: Standing) -> Non
             assert (await stand.chat(model="best")).status == 200
         assert passed_by_python(stand) == 1
         assert len(stand.upstream.seen) == 41
+
+
+async def test_requests_of_models_without_a_container_pass_no_python(haproxy: Standing) -> None:
+    async with haproxy("  far: {upstream: 'http://127.0.0.1:{port}'}") as stand:
+        await stand.until(lambda: stand.service.plane._wanted["far"] != ACTIVATOR, "it is passed by HAProxy")
+        for _ in range(5):
+            assert (await stand.chat(model="far")).status == 200
+        assert passed_by_python(stand) == 0
 
 
 async def test_their_traffic_keeps_a_model_awake_and_its_end_suspends_it(haproxy: Standing) -> None:
@@ -114,6 +122,44 @@ async def test_grpc_streams_and_has_its_trailers(haproxy: Standing) -> None:
                     assert [one async for one in call] == [b"0 x", b"1 x", b"2 x"]
                     assert ("sum", "3") in list(await call.trailing_metadata())
             assert stand.models.calls["wake counter"] == 1
+    finally:
+        await server.stop(0)
+
+
+async def test_grpc_streams_both_ways_and_its_errors_are_trailers(haproxy: Standing) -> None:
+    """Each message is answered before the next one is sent; deadlines and refusals of the server reach the client."""
+
+    async def echo(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        await context.send_initial_metadata((("began", "yes"),))
+        async for one in requests:
+            if one == b"refuse":
+                await context.abort(grpc.StatusCode.NOT_FOUND, "nothing of that name", (("why", "none"),))
+            yield b"echo " + one
+
+    handler = grpc.stream_stream_rpc_method_handler(echo)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.Echo", {"Echo": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    more = f"  echo: {{upstream: 'h2://127.0.0.1:{port}'}}\nroutes: [{{path: /t.Echo, to: echo}}]"
+    try:
+        async with haproxy(more) as stand, grpc.aio.insecure_channel(f"127.0.0.1:{stand.port}") as channel:
+            await stand.until(lambda: stand.service.plane._wanted["echo"] != ACTIVATOR, "it is passed by HAProxy")
+            call = channel.stream_stream("/t.Echo/Echo")(timeout=20)
+            for word in (b"one", b"x" * 100_000):
+                await call.write(word)
+                assert await call.read() == b"echo " + word
+            assert ("began", "yes") in list(await call.initial_metadata())
+            await call.write(b"refuse")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+            assert refused.value.details() == "nothing of that name"
+            assert ("why", "none") in list(refused.value.trailing_metadata())
+            silent = channel.stream_stream("/t.Echo/Echo")(timeout=0.2)
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await silent.read()
+            assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     finally:
         await server.stop(0)
 

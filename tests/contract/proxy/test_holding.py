@@ -41,20 +41,25 @@ async def test_held_requests_are_released_in_order(standing_proxy: Standing) -> 
 
 
 async def test_release_keeps_to_the_concurrency(standing_proxy: Standing) -> None:
-    async with standing_proxy(model="concurrency: 3") as stand:
+    async with standing_proxy("routes: [{to: qwen}]", model="concurrency: 3") as stand:
         stand.models.may_wake.clear()
-        tasks = await asking(stand, 12)
+        tasks = [asyncio.create_task(stand.client.get(f"{stand.url}/wait")) for _ in range(12)]
+        await stand.until(lambda: len(stand.held().waiting) == 12)
         stand.models.may_wake.set()
-        await asyncio.gather(*tasks)
-        assert stand.upstream.most <= 3
+        await stand.until(lambda: stand.upstream.running == 3, "as many as may run do")
+        stand.upstream.may_end.set()
+        assert {one.status for one in await asyncio.gather(*tasks)} == {200}
+        assert stand.upstream.most == 3
 
 
 async def test_requests_over_the_concurrency_wait_and_are_not_refused(standing_proxy: Standing) -> None:
-    async with standing_proxy(model="concurrency: 2", phase=Phase.AWAKE) as stand:
-        tasks = [asyncio.create_task(stand.chat()) for _ in range(16)]
-        answers = await asyncio.gather(*tasks)
-        assert {one.status for one in answers} == {200}
-        assert stand.upstream.most <= 2
+    async with standing_proxy("routes: [{to: qwen}]", model="concurrency: 2", phase=Phase.AWAKE) as stand:
+        tasks = [asyncio.create_task(stand.client.get(f"{stand.url}/wait")) for _ in range(16)]
+        await stand.until(lambda: stand.upstream.running == 2, "as many as may run do")
+        assert not [task for task in tasks if task.done()]
+        stand.upstream.may_end.set()
+        assert {one.status for one in await asyncio.gather(*tasks)} == {200}
+        assert stand.upstream.most == 2
 
 
 async def test_wake_that_fails_is_503_with_retry_after(standing_proxy: Standing) -> None:
@@ -297,6 +302,21 @@ async def test_model_that_something_else_suspends_is_woken(standing_proxy: Stand
         assert (await stand.chat()).status == 200
         stand.models.change("qwen", Phase.ASLEEP)
         await stand.until(lambda: stand.held().phase == Phase.ASLEEP)
+        assert (await stand.chat()).status == 200
+        assert stand.models.calls["wake qwen"] == 1
+
+
+async def test_model_that_sleeps_again_before_its_port_accepts_is_not_taken_for_awake(standing_proxy: Standing) -> None:
+    """A frozen program's port accepts, and its requests would wait without an end."""
+    async with standing_proxy() as stand:
+        port = stand.upstream.port
+        await stand.upstream.stop()
+        stand.models.change("qwen", Phase.AWAKE)
+        await stand.until(lambda: stand.held().phase == Phase.WAKING, "its port is waited for")
+        stand.models.change("qwen", Phase.ASLEEP)
+        await stand.until(lambda: stand.service.engine._meanwhile.get("qwen") == Phase.ASLEEP)
+        await stand.upstream.start(port)
+        await stand.until(lambda: stand.held().phase == Phase.ASLEEP, "it sleeps")
         assert (await stand.chat()).status == 200
         assert stand.models.calls["wake qwen"] == 1
 
