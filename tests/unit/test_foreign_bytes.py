@@ -61,6 +61,7 @@ READS: Final = {
     "kybernate_shim/arena/banks.py": OWN,
     "kybernate_shim/arena/records.py": OWN,
     "kybernate_shim/checkpoint/at_rest.py": "headers are bounded by rootfs/apply.py",
+    "kybernate_shim/checkpoint/criu/kept_ipc.py": "entries are bounded; of an image that is signed, or was just dumped",
     "kybernate_shim/checkpoint/criu/images.py": "entries are bounded; a process with limits reads them",
     "kybernate_shim/checkpoint/dump_manifest.py": "runc's own file, bounded, of which anything odd is passed over",
     "kybernate_shim/checkpoint/loopback.py": "runc's own request to a hook",
