@@ -74,6 +74,7 @@ class Page:
         self._cookie = SECURE_COOKIE if secure else COOKIE
         self._streams: Counter[str] = Counter()  # by session
         self._viewers = 0  # streams of theirs
+        self._stopped = asyncio.Event()
         self._static = {name: (files("kybernate.page") / "static" / name).read_bytes() for name in STATIC}
         self.app = Starlette(routes=self._routes(), lifespan=self._lifespan, middleware=_middleware(hosts))
 
@@ -110,6 +111,10 @@ class Page:
             following.cancel()
             with suppress(asyncio.CancelledError):
                 await following
+
+    def stop(self) -> None:
+        """End all streams, so that the server's end waits for none of them. Browsers connect again by themselves."""
+        self._stopped.set()
 
     async def follow(self) -> None:
         """Take over the source's changes, without an end."""
@@ -192,8 +197,12 @@ class Page:
         names = dict.fromkeys(request.path_params["names"].split(","))
         if not names.keys() <= set(Section):
             return PlainTextResponse("There is no such section.\n", 404)
-        html = self._renderer.sections(list(map(Section, names)), Query.of(request.query_params), session.role)
-        return HTMLResponse(html, headers={"cache-control": "no-store"})
+        wanted, query = tuple(map(Section, names)), Query.of(request.query_params)
+        headers = {"cache-control": "no-store", "vary": "Accept-Encoding"}
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return HTMLResponse(self._renderer.sections(wanted, query, session.role), headers=headers)
+        packed = self._renderer.packed(wanted, query, session.role)
+        return HTMLResponse(packed, headers=headers | {"content-encoding": "gzip"})
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -246,7 +255,7 @@ class Page:
             self._streams[session.id] += 1  # here: a stream whose client has gone before it began is never closed
             self._viewers += viewer
             try:
-                async for event in events:
+                async for event in _until(self._stopped, events):
                     yield event
             finally:
                 self._viewers -= viewer
@@ -321,6 +330,25 @@ class Page:
     def _html(self, template: str, role: Role, status: int = 200, **facts: Any) -> HTMLResponse:
         text = self._renderer.render(template, role, **facts)
         return HTMLResponse(text, status, headers={"cache-control": "no-store"})
+
+
+async def _until(stopped: asyncio.Event, events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield events until they end, or are to end."""
+    ending = asyncio.ensure_future(stopped.wait())
+    coming: asyncio.Future[str] = asyncio.ensure_future(anext(events))
+    try:
+        while not stopped.is_set():
+            await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
+            if coming.done():
+                yield coming.result()
+                coming = asyncio.ensure_future(anext(events))
+    except StopAsyncIteration:
+        return
+    finally:
+        ending.cancel()
+        coming.cancel()
+        await asyncio.gather(ending, coming, return_exceptions=True)
+        await events.aclose()  # type: ignore[attr-defined]  # all are generators
 
 
 def _middleware(hosts: Collection[str]) -> list[Middleware]:

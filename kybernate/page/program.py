@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -89,6 +89,7 @@ async def serve(serving: Serving, source: Source, log: Log) -> None:
         hosts=[name for name in (serving.host, socket.gethostname(), urlsplit(serving.url).hostname) if name],
     )
     server = Quiet(
+        page.stop,
         uvicorn.Config(
             page.app,
             http=Prompt,
@@ -102,7 +103,7 @@ async def serve(serving: Serving, source: Source, log: Log) -> None:
             timeout_graceful_shutdown=STOP_SECONDS,
             ssl_certfile=serving.certificate,
             ssl_keyfile=serving.key,
-        )
+        ),
     )
     with _listening(serving.host, serving.port) as listening, _unix_socket(serving.socket) as control:
         links = Links(access, serving.url or _url(serving, listening.getsockname()[1]))
@@ -111,7 +112,18 @@ async def serve(serving: Serving, source: Source, log: Log) -> None:
 
 
 class Quiet(uvicorn.Server):
-    """A server whose process ends with status 0 when it is asked to end, and not by the signal that asked."""
+    """A server whose process ends with status 0 when it is asked to end, and not by the signal that asked.
+
+    `stop` is called before it waits for what is being answered.
+    """
+
+    def __init__(self, stop: Callable[[], None], config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stop()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import BrowserContext
 
 from kybernate.page import program
 from kybernate.page.access import Role
@@ -102,6 +101,8 @@ def test_policy_stops_markup_that_got_in(page_server: Served, context: BrowserCo
     tab = logged_in(context, page_server)
     tab.evaluate(
         """() => {
+            window.refused = [];
+            document.addEventListener("securitypolicyviolation", event => refused.push(event.effectiveDirective));
             document.body.insertAdjacentHTML("beforeend", `
                 <img src="/static/icon.svg" onload="document.title = 'script'"><b id="got" style="color: red">in</b>
                 <iframe srcdoc="<script>parent.document.title = 'frame'</script>"></iframe>
@@ -109,11 +110,11 @@ def test_policy_stops_markup_that_got_in(page_server: Served, context: BrowserCo
             const script = document.createElement("script");
             script.textContent = "document.title = 'inline'";
             document.body.append(script);
+            fetch("https://evil.example/").catch(() => {});
+            document.getElementById("away").requestSubmit();
         }"""
     )
-    expect(tab.locator("#got")).to_be_visible()
-    tab.locator("#away button").click()
-    expect(tab).to_have_url(re.compile("^http://127.0.0.1"))
-    assert "Kybernate" in tab.title()
-    reached = tab.evaluate("fetch('https://evil.example/').then(() => true, () => false)")
-    assert reached is False
+    for directive in ("script-src-attr", "script-src-elem", "style-src-attr", "connect-src", "form-action"):
+        tab.wait_for_function("directive => refused.includes(directive)", arg=directive)
+    assert tab.url.startswith(page_server.url)
+    assert tab.evaluate("document.title").endswith("Kybernate")

@@ -51,7 +51,7 @@ class Acting:
     async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
         """Do both at the same time; one after the other for containers of different namespaces."""
         if any(self._engine.holds(f"container {one[0]}/{one[1]}") for one in (out, key)):
-            return Outcome(False, "another operation on one of the two containers has not ended")
+            return Outcome(False, "another operation runs on one of the two containers")
         if out[0] == key[0]:
             return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS)
         left = await self.suspend(seat, out)
