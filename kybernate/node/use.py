@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import os
 import struct
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ DRIVER: Final = "libcuda.so"
 PASSED_OVER: Final = ("libc.so", "libc-", "ld-", "libpthread", "kybernate-arena.so", "libkybernate-arena.so", "[vdso]")
 STACK_BYTES: Final = 4096  # from its end on: what a wait for a lock and its callers take
 WORD: Final = struct.Struct("<Q")
+MOMENT: Final = 0.02  # seconds
 MOST_PROCESSES, MOST_THREADS = 512, 4096  # of a container, and of a process: more are not looked at
 
 
@@ -111,7 +113,24 @@ class Process:
         finally:
             os.close(memory)
         self._seen = seen
-        return any(waits for _, waits in seen.values())
+        return self._stay([(thread, place) for thread, (place, waits) in seen.items() if waits])
+
+    def _stay(self, waiting: list[tuple[int, str]]) -> bool:
+        """Return whether one of the threads that wait still does a moment later: a poll may just have met a lock."""
+        if not waiting:
+            return False
+        were: dict[int, int] = {}
+        for thread, _ in waiting:
+            with suppress(OSError):  # one that has just ended
+                were[thread] = _switches(self.pid, thread)
+        time.sleep(MOMENT)
+        for thread, place in waiting:
+            with suppress(OSError):
+                now = text_of(f"/proc/{self.pid}/task/{thread}/syscall").strip()
+                if now == place and _switches(self.pid, thread) == were.get(thread):
+                    return True
+            self._seen.pop(thread, None)
+        return False
 
     def watch(self) -> None:
         """Have the next use noted, whatever was before. Costs two words."""

@@ -16,7 +16,7 @@ from kybernate.agent.inventory.gpus import Sight
 from kybernate.agent.seats.acting import Outcome
 from kybernate.agent.seats.around import Around
 from kybernate.agent.seats.claims import Claim, Key, assigned
-from kybernate.agent.seats.facts import LIVE, Seen, free, seated, standbys
+from kybernate.agent.seats.facts import LIVE, Seen, free, overrun, seated, standbys
 from kybernate.agent.seats.use import NoUse, UseWatcher
 from kybernate.messages import agent_pb2 as wire
 from kybernate.seats.decide import decide

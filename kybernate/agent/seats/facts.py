@@ -14,10 +14,12 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.seats.groups import Place
 from kybernate.seats.model import Request, Seat, Status
 from kybernate.seats.outcomes import done
+from kybernate_shim.sizes import mib
 
 LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
 LEAVING, COMING = frozenset({"suspending"}), frozenset({"resuming", "restoring"})
 KEPT = frozenset({Status.SUSPENDED, Status.PARKED, Status.FAILED})  # what the shim knows as suspended
+CONTEXT_BYTES = 2 << 30  # what contexts of a container's processes may take of a GPU beyond what it has declared
 AT_THE_GATE = frozenset({"start", "operation"})  # causes of requests that last as long as what waits does
 
 
@@ -65,6 +67,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         priority=seen.priority,
         need_bytes=claim.vram or learned or known.need_bytes,
         held_bytes=held,
+        may_share=known.may_share and not exceeds(claim, held),
         busy=seen.busy,
         idle_since=now if seen.busy else known.idle_since,
         overlaps=not seen.waits,  # what waits resumes it by itself
