@@ -98,6 +98,9 @@ def test_nearest_key_is_named(key: str, meant: str) -> None:
         ("kybernate.io/vram", "24Gi", "24 GiB"),
         ("kybernate.io/vram", "500M", "0Gi"),
         ("kybernate.io/wake-on-use", "false", "no"),
+        ("kybernate.io/seat", "gpu-1x-seat", "Gpu_1"),
+        ("kybernate.io/priority", "-5", "high"),
+        ("kybernate.io/kind", "inference", "-"),
     ],
 )
 def test_values_are_known(key: str, right: str, wrong: str) -> None:
@@ -113,7 +116,8 @@ def test_every_annotation_with_values_of_its_own_is_in_the_table_above() -> None
     assert strict == {
         "kybernate.io/tcp", "kybernate.io/arena", "kybernate.io/force", "kybernate.io/nccl-safe",
         "kybernate.io/pause", "kybernate.io/gpu-map", "kybernate.io/checkpoint", "kybernate.io/on-restart",
-        "kybernate.io/max-freeze", "kybernate.io/vram", "kybernate.io/wake-on-use",
+        "kybernate.io/max-freeze", "kybernate.io/vram", "kybernate.io/wake-on-use", "kybernate.io/seat",
+        "kybernate.io/priority", "kybernate.io/kind",
     }  # fmt: skip
 
 

@@ -72,6 +72,20 @@ def test_need_is_declared_else_learned() -> None:
     assert declared.need_bytes == 5 * GIB
 
 
+def test_what_takes_more_than_it_declares_shares_no_more() -> None:
+    (place, *_) = places()
+    container = wire.Container(id="c", state="running", gpu="attached")
+    small, large = (
+        Seen(container, Claim("g0-s0", vram=GIB), 2 * GIB),
+        Seen(container, Claim("g0-s0", vram=GIB), 3 * GIB),
+    )
+    fits = seated(place, small, None, NOW, acting=False)
+    assert fits.may_share  # a context is no overrun
+    over = seated(place, large, fits, NOW, acting=False)
+    assert not over.may_share
+    assert not seated(place, small, over, NOW, acting=False).may_share
+
+
 def test_claims_are_kubelets_for_pods_and_a_profile_for_others() -> None:
     notes = {
         "kyb.ai/seat": "g0-s1",
