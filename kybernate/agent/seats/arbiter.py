@@ -232,13 +232,10 @@ class Arbiter:
                 seats.append(free(place, old, awaited=name in named.values()))
                 continue
             seen = self._seen(key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now)
-            seat = seated(place, seen, old if name in same else None, now, acting=name in self._acting)
-            if not seat.may_share and (old.may_share or name not in same):
-                words = (
-                    f"seat {name}: its container holds {seat.held_bytes} bytes of a GPU and declares {seat.need_bytes}"
-                )
-                self._note("seat.overrun", "warning", f"{words}; it shares its GPUs with none from now on", key)
-            seats.append(seat)
+            before = old if name in same else None
+            seats.append(seated(place, seen, before, now, acting=name in self._acting))
+            if not seats[-1].may_share and (before is None or before.may_share):
+                self._note("seat.overrun", "warning", overrun(claims[key], seats[-1]), key)
         self.keys = keys
         self._labels = {key: name for key, name in self._labels.items() if key in claims}
         for key in self._kept.keys() - set(keys.values()):

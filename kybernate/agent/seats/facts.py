@@ -17,7 +17,6 @@ from kybernate.seats.outcomes import done
 from kybernate_shim.sizes import mib
 
 LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
-CONTEXT = 1 << 30  # bytes: a CUDA context with its libraries takes some 600 MiB
 LEAVING, COMING = frozenset({"suspending"}), frozenset({"resuming", "restoring"})
 KEPT = frozenset({Status.SUSPENDED, Status.PARKED, Status.FAILED})  # what the shim knows as suspended
 CONTEXT_BYTES = 2 << 30  # what contexts of a container's processes may take of a GPU beyond what it has declared
@@ -67,7 +66,6 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         kind=claim.kind,
         priority=seen.priority,
         need_bytes=claim.vram or learned or known.need_bytes,
-        may_share=known.may_share and not overruns(claim, held),
         held_bytes=held,
         may_share=known.may_share and not exceeds(claim, held),
         busy=seen.busy,
@@ -80,9 +78,17 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
     return _asking(_moved(found, status, now, first=old is None), seen, now)
 
 
-def overruns(claim: Claim, held: int) -> bool:
-    """Return whether a container holds more on a GPU than it has declared, beyond what a CUDA context takes."""
-    return bool(claim.vram) and held > claim.vram + CONTEXT
+def exceeds(claim: Claim, held: int) -> bool:
+    """Return whether a container has taken more of a GPU than it has declared, as one without the library may."""
+    return bool(claim.vram) and held > claim.vram + CONTEXT_BYTES
+
+
+def overrun(claim: Claim, seat: Seat) -> str:
+    """Return the sentence about a seat that is larger than declared."""
+    return (
+        f"seat {seat.name}: it holds {mib(seat.held_bytes)} of a GPU and has declared {mib(claim.vram)};"
+        " it shares its GPUs with no other seat until it starts again"
+    )
 
 
 def status_of(seen: Seen, before: Status | None, held: int, *, acting: bool) -> Status:

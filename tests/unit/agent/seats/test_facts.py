@@ -77,7 +77,7 @@ def test_what_takes_more_than_it_declares_shares_no_more() -> None:
     container = wire.Container(id="c", state="running", gpu="attached")
     small, large = (
         Seen(container, Claim("g0-s0", vram=GIB), 2 * GIB),
-        Seen(container, Claim("g0-s0", vram=GIB), 3 * GIB),
+        Seen(container, Claim("g0-s0", vram=GIB), 4 * GIB),
     )
     fits = seated(place, small, None, NOW, acting=False)
     assert fits.may_share  # a context is no overrun
