@@ -16,7 +16,8 @@ from tests.documentation import ROOT, modules
 # Labels, of containerd's records and of images: no annotations.
 LABELS = {
     "kybernate.io/restored-from", "kybernate.io/parked", "kybernate.io/parked-namespace", "kybernate.io/parked-log",
-    "kybernate.io/reason", "kybernate.io/lab", "kybernate.io/up", "kybernate.io/up-model", "kybernate.io/up-digest", "kybernate.io/up-network",
+    "kybernate.io/reason", "kybernate.io/lab", "kybernate.io/up", "kybernate.io/up-model", "kybernate.io/up-digest",
+    "kybernate.io/up-network",
 }  # fmt: skip
 TABLE = (ROOT / "docs/checkpoint.md").read_text()
 
