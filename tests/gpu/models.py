@@ -41,8 +41,8 @@ LISTEN = 18080
 FIRST_PORT = 18000
 QUESTIONS = 4
 ANSWER_SECONDS = 120.0
-LOAD_SECONDS = 200.0
-BACK_SECONDS = 300.0
+LOAD_SECONDS = 400.0
+BACK_SECONDS = 200.0
 CRI = """
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "localhost:5000/pause:latest"
