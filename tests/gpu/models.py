@@ -43,6 +43,12 @@ QUESTIONS = 4
 ANSWER_SECONDS = 120.0
 LOAD_SECONDS = 400.0
 BACK_SECONDS = 200.0
+# What others have of the GPU: cards differ in size.
+BALLAST = """
+import sys, time, torch
+held = torch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device="cuda")
+time.sleep(86400)
+"""
 CRI = """
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "localhost:5000/pause:latest"
@@ -163,6 +169,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
     root = arguments.root or machines.filesystem_for_overlays()
+    ballast = subprocess.Popen([sys.executable, "-c", BALLAST, str(arguments.ballast)]) if arguments.ballast else None
     platform = prepared(root, names, arguments)
     facts: dict[str, object] = {}
     try:
@@ -182,7 +189,9 @@ def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
         raise
     finally:
         finish(platform, arguments)
-    facts["switches"] = platform.said().count("\n")
+        if ballast is not None:
+            ballast.kill()
+            ballast.wait()
     return report(arguments, answers, facts)
 
 
@@ -507,6 +516,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--models", type=int, default=5)
     parser.add_argument("--gib", type=float, default=14.0, help="weights of each model (14)")
     parser.add_argument("--arena", type=int, default=88, metavar="GIB", help="of the node's memory (88)")
+    parser.add_argument("--ballast", type=int, default=0, metavar="GIB", help="of the GPU that others have (0)")
     parser.add_argument("--seconds", type=float, default=300.0, help="of requests (300)")
     parser.add_argument("--rate", type=float, default=0.4, help="requests a second, of all models (0.4)")
     parser.add_argument("--seed", type=int, default=1)
