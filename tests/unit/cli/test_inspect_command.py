@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from kybernate.node import verdict
-from kybernate_shim.checkpoint.image import store
+from kybernate_shim.checkpoint.image import digests, store
 from kybernate_shim.checkpoint.image.codec import to_json
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.checkpoint.image.store import Problem
@@ -171,7 +171,7 @@ def test_manifest_that_the_user_may_not_read_is_not_damaged(
 
 def test_files_that_the_user_may_not_read_are_not_damaged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     save(node.checkpoints / "i")
-    monkeypatch.setattr(store.Digester, "digest", denied)
+    monkeypatch.setattr(digests.Digester, "digest", denied)
     told = node.run("inspect", "i", "--verify", status=1).stderr
     assert "this user may not read" in told
     assert "damaged" not in told

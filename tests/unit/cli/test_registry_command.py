@@ -92,7 +92,7 @@ def test_missing_libraries_are_named(node: Node, url: str, monkeypatch: pytest.M
         monkeypatch.delitem(sys.modules, name)
     shown = node.run("registry", "status", "--url", url, status=6).stderr
     assert "needs sqlalchemy, which is not installed" in shown
-    assert "extra `agent`" in shown
+    assert "pip install 'kybernate[agent]'" in shown
 
 
 def labelled(node: Node, url: str, name: str, **source: Any) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import jsonschema
 import pytest
+from typer.testing import CliRunner
 
-from kybernate.cli import main
+from kybernate.cli.application import application
 from kybernate.node import cuda
 from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 
@@ -33,37 +33,32 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "info", lambda: CudaInfo("580", 13000, gpus, ()))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    monkeypatch.setattr("sys.argv", ["kybernate", "topology", *words])
-    with suppress(SystemExit):
-        main()
-    return capsys.readouterr().out
+def run(*words: str) -> str:
+    return CliRunner().invoke(application(["topology", *words]), ["topology", *words]).stdout
 
 
-def test_table_is_as_nvidia_smi_has_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(monkeypatch, capsys).splitlines()
+def test_table_is_as_nvidia_smi_has_it() -> None:
+    lines = run().splitlines()
     assert lines[0].split() == ["GPU", "GPU0", "GPU1", "GPU2", "GPU3", "NUMA", "GROUPS"]
     assert lines[1].split() == ["GPU0", "X", "PIX", "NV18", "SYS", "0", "G0", "G02", "G0123"]
     assert any(line.startswith("NV# = ") for line in lines)
     assert not any(line.startswith("PHB") for line in lines)
 
 
-def test_document_has_a_schema(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(run(monkeypatch, capsys, "-o", "json"))
+def test_document_has_a_schema() -> None:
+    found = json.loads(run("-o", "json"))
     for one in found:
         jsonschema.validate(one, {**SCHEMA, "$ref": "#/$defs/topology"})
     assert found[3]["links"][1] == {"gpu": 1, "path": "NV18"}
-    assert run(monkeypatch, capsys, "-o", "name").split() == [f"GPU-{number}" for number in range(4)]
+    assert run("-o", "name").split() == [f"GPU-{number}" for number in range(4)]
 
 
-def test_groups_of_a_file_are_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_groups_of_a_file_are_shown(tmp_path: Path) -> None:
     file = tmp_path / "seats.yaml"
     file.write_text(
         "profiles: [{name: two, resource: kyb.ai/two, groupSize: 2, seatsPerGroup: 2}]\n"
         "gpuTopology: {groups: [{name: A, gpus: [0, 1]}]}\n"
     )
-    lines = run(monkeypatch, capsys, "--file", str(file)).splitlines()
+    lines = run("--file", str(file)).splitlines()
     assert lines[1].split()[-1] == "A"
     assert lines[3].split()[-1] == "-"
