@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -56,7 +57,7 @@ def import_image(
         raise typer.BadParameter(f"{output} needs --yes", param_hint="--output")
     config = Config.load()
     source = locate(image)
-    if source.is_file():
+    if os.path.isfile(source):  # noqa: PTH113  # no word is too long for it
         from kybernate.cli.pull import import_archive  # few images come as one file
 
         wanted = Wanted(name, namespace, str(source), yes=yes, move=True)

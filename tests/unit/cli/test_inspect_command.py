@@ -263,3 +263,13 @@ def test_image_is_shown_where_the_keys_cannot_be_listed(node: Node, tmp_path: Pa
     assert "signature:     not checked: the keys in" in node.run("inspect", "i").stdout
     assert node.json("inspect", "i")["signature"]["valid"] is False
     assert "cannot be listed" in node.run("images", status=4).stderr
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("import",), ("store", "put"), ("export",)], ids=" ".join)
+def test_word_that_is_too_long_for_a_name_is_no_defect(node: Node, command: tuple[str, ...]) -> None:
+    flags = ("out",) if command == ("export",) else ()
+    result = node.attempt(*command, "☃" * 700, *flags)
+    told = result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert told.startswith("kybernate: ")
+    assert "unexpected error" not in told
