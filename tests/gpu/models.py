@@ -182,6 +182,7 @@ def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
         answers = load(names, arguments, ask_proxy)
         show(platform, "kybernate", "ps")
         loaded = {one.model: one.loaded for one in answers if one.loaded}
+        status = report(arguments, answers, facts)  # a reboot that fails does not take it away
         if arguments.reboot:
             facts |= reboot(platform, names, loaded)
     except BaseException:
@@ -192,7 +193,7 @@ def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
         if ballast is not None:
             ballast.kill()
             ballast.wait()
-    return report(arguments, answers, facts)
+    return report(arguments, answers, facts) if arguments.reboot else status
 
 
 def reboot(platform: Platform, names: list[str], loaded: dict[str, str]) -> dict[str, object]:
