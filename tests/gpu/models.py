@@ -43,7 +43,7 @@ QUESTIONS = 4
 ANSWER_SECONDS = 120.0
 LOAD_SECONDS = 400.0
 BACK_SECONDS = 200.0
-# What others have of the GPU: cards differ in size.
+# Memory of the GPU that another program has, so that models do not all fit into a large one.
 BALLAST = """
 import sys, time, torch
 held = torch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device="cuda")
