@@ -561,16 +561,18 @@ class WakeRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., room_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
-    __slots__ = ("name", "namespace", "options", "unless_used")
+    __slots__ = ("name", "namespace", "options", "unless_used", "gpu_only")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     UNLESS_USED_FIELD_NUMBER: _ClassVar[int]
+    GPU_ONLY_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     options: Options
     unless_used: bool
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., unless_used: _Optional[bool] = ...) -> None: ...
+    gpu_only: bool
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., unless_used: _Optional[bool] = ..., gpu_only: _Optional[bool] = ...) -> None: ...
 
 class ReportActivityRequest(_message.Message):
     __slots__ = ("container", "workload", "namespace", "in_flight", "lasts", "reporter")

@@ -47,10 +47,10 @@ def configuration(project: str) -> str:
     bridge = {
         "type": "bridge",
         "bridge": bridge_of(project),
-        "isDefaultGateway": True,
+        "isDefaultGateway": True,  # with its route: another one in `ipam` would be a second
         "ipMasq": True,
         "hairpinMode": False,
-        "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet_of(project)}]], "routes": [{"dst": "0.0.0.0/0"}]},
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet_of(project)}]]},
     }
     return json.dumps({"cniVersion": "1.0.0", "name": name_of(project), "plugins": [bridge]}, indent=2) + "\n"
 

@@ -59,7 +59,8 @@ class Wake(OfShim):
 class Sleep(OfShim):
     """Suspend a container that is active, freeze one without CUDA; one that sleeps already stays as it is.
 
-    `unless_used`: it fails where proxies report requests in flight.
+    `unless_used`: it fails where proxies report requests in flight. `gpu_only`: a container without CUDA works on, as
+    one does that has a seat and has not used its GPU yet.
     """
 
     verb = "sleep"
@@ -68,6 +69,7 @@ class Sleep(OfShim):
     roles = frozenset({OPERATOR, PROXY})
 
     unless_used: bool = False
+    gpu_only: bool = False
 
     def resolve(self, node: Node, id: str) -> Target:
         try:
@@ -88,7 +90,8 @@ class Sleep(OfShim):
         if self.unless_used and (count := attempt.node.in_flight(container.namespace, container.id)):
             raise Refused(f"{count} requests are in flight at {container.id}, as proxies report", state="it works on")
         if all(status.state == "running" and not (status.cuda_pids or status.note or status.phase) for status in found):
-            await asyncio.to_thread(_freeze, attempt.node, container)
+            if not self.gpu_only:
+                await asyncio.to_thread(_freeze, attempt.node, container)
             return Result()
         return await Suspend(self.name, self.namespace).call_shim(shim, container, attempt)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.cluster.in_cluster import SETTINGS
+from tests.cluster.in_cluster import SETTINGS, access
 from tests.cluster.kubectl import Kubectl, KubectlFailed
 from tests.cluster.pods import container, deployment, pod
 from tests.lab.cluster.addresses import SECONDS
@@ -33,9 +33,13 @@ rules: {{minimumResidency: 0.2, slice: 1, yieldAfter: 0.1, idleAfter: 0, reserve
 
 
 @pytest.fixture(scope="module")
-def node(cluster: Cluster) -> Iterator[Node]:
+def node(cluster: Cluster, administrator: Kubectl) -> Iterator[Node]:
     """The cluster's node with two pretended GPUs, one of which has seats of its own."""
-    found = cluster.nodes[0]
+    with access(administrator, cluster.nodes[0]):
+        yield from _with_seats(cluster.nodes[0])
+
+
+def _with_seats(found: Node) -> Iterator[Node]:
     found.run("env", "-C", "/src", PYTHON, "-m", "tests.cluster.pretended_gpus", "install")
     places = [found.path(name) for name in (SETTINGS, SHIM_SETTINGS, "/etc/kybernate/seats.yaml")]
     before = [place.read_text() if place.exists() else None for place in places]

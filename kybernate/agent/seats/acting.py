@@ -46,7 +46,7 @@ class Acting:
 
     async def suspend(self, seat: str, key: Key) -> Outcome:
         """Move a container's VRAM into host memory."""
-        return await self._done(seat, Sleep(key[1], key[0]))
+        return await self._done(seat, Sleep(key[1], key[0], gpu_only=True))
 
     async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
         """Do both at the same time; one after the other for containers of different namespaces."""

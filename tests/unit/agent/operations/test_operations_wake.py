@@ -58,6 +58,13 @@ def test_container_without_cuda_is_frozen_and_thawed(node: FakeNode, hands: Hand
     assert not counter.requests
 
 
+def test_container_with_a_seat_that_has_no_cuda_yet_works_on(node: FakeNode, hands: Hands, counter: Any) -> None:
+    counter.containers["counter"].state = "running"
+    assert hands.execute(Sleep("counter", gpu_only=True)) == Result()
+    assert node.containerd.calls == []
+    assert not counter.requests
+
+
 @pytest.mark.parametrize("known", [{"note": "its processes could not be examined"}, {"phase": "checkpoint"}])
 def test_container_that_may_use_cuda_is_suspended_and_not_frozen(hands: Hands, counter: Any, known: Any) -> None:
     for name, value in known.items():
