@@ -278,7 +278,7 @@ def test_old_criu_is_named_with_the_version_that_is_needed(
 
 
 def test_refusal_of_criu_is_quoted(ours: Ctr, state: str, place: Path) -> None:
-    """It dumps no socket of UDP with half of a datagram, which it sees only once the processes stand still."""
+    """It dumps no socket of UDP with half of a datagram, which it sees only once they are frozen."""
     with counting(ours, "python3", "-c", CORKED_SOCKET + HOLDING, "0", image=PYTHON) as witness:
         brought_to(ours, witness.id, state)
         said = refused("kybernate", "checkpoint", witness.id, str(place))

@@ -14,7 +14,7 @@ from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
 from tests.system.test_restorable import PRELUDE, after_restore, running
 
-# Numbers of descriptors that each lane has free.
+# `at` gives a descriptor a number that is free in each lane; `child` forks.
 CHILD = """
 def at(number, fd):
     os.dup2(fd, number); os.close(fd)
