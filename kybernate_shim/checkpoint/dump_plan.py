@@ -29,6 +29,7 @@ from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, wanted
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
+from kybernate_shim.linux.process import tree_below
 from kybernate_shim.linux.threads import as_long_as_wanted
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.spec import Spec
@@ -104,7 +105,10 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     addresses = await as_long_as_wanted(partial(pods_addresses, target.spec)) if request.tcp == "close" else ()
     for line in sockets.what_happens(found, request.tcp, unnamed, addresses):
         log.info("socket.examined", outcome=line)
-    held = await as_long_as_wanted(partial(undumpable.look, pids))
+    # CRIU dumps init's descendants. A program that was executed in the container, such as a probe, is the shim's child,
+    # and may have files of the node's open: with `--log-uri file:///dev/null` its input is the node's /dev/null.
+    dumped = await as_long_as_wanted(partial(tree_below, target.init_pid, pids))
+    held = await as_long_as_wanted(partial(undumpable.look, dumped))
     if held.problems:
         raise undumpable.not_dumpable(target.id, held.problems)
     joined_environment(target.spec)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from kybernate_shim.linux.kernel_text import text_of
@@ -49,6 +50,25 @@ def privileged(pid: int) -> bool:
 def parent_of(pid: int) -> int:
     """Return the parent's pid, 0 when it is outside our pid namespace."""
     return int(_stat(pid)[1])
+
+
+def tree_below(root: int, pids: Iterable[int]) -> list[int]:
+    """Return `root`, and those of the processes that descend from it; those that end meanwhile may be left out."""
+    known = {root: True, 0: False}
+
+    def descends(pid: int) -> bool:
+        line = []
+        while pid not in known:
+            line.append(pid)
+            known[pid] = False  # pids that were taken again could make a ring
+            try:
+                pid = parent_of(pid)
+            except ProcessLookupError:
+                break
+        known.update(dict.fromkeys(line, known[pid]))
+        return known[pid]
+
+    return [root, *(pid for pid in pids if pid != root and descends(pid))]
 
 
 def start_time(pid: int) -> int:

@@ -436,22 +436,22 @@ class DumpStats(_message.Message):
     def __init__(self, freezing_us: _Optional[int] = ..., frozen_us: _Optional[int] = ..., memory_dump_us: _Optional[int] = ..., memory_write_us: _Optional[int] = ..., pages_scanned: _Optional[int] = ..., pages_written: _Optional[int] = ...) -> None: ...
 
 class IpcDescription(_message.Message):
-    __slots__ = ("key", "id", "user", "group", "creator", "creator_group", "mode")
+    __slots__ = ("key", "user", "group", "creator", "creator_group", "mode", "id")
     KEY_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     CREATOR_FIELD_NUMBER: _ClassVar[int]
     CREATOR_GROUP_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     key: int
-    id: int
     user: int
     group: int
     creator: int
     creator_group: int
     mode: int
-    def __init__(self, key: _Optional[int] = ..., id: _Optional[int] = ..., user: _Optional[int] = ..., group: _Optional[int] = ..., creator: _Optional[int] = ..., creator_group: _Optional[int] = ..., mode: _Optional[int] = ...) -> None: ...
+    id: int
+    def __init__(self, key: _Optional[int] = ..., user: _Optional[int] = ..., group: _Optional[int] = ..., creator: _Optional[int] = ..., creator_group: _Optional[int] = ..., mode: _Optional[int] = ..., id: _Optional[int] = ...) -> None: ...
 
 class IpcSegment(_message.Message):
     __slots__ = ("description", "size", "in_pagemaps")

@@ -45,15 +45,12 @@ from tests.system.programs import script
 BIG = 512  # MiB: a dump that takes long enough to be hit in the middle
 NEW_FILE = "os.open('/tmp/data', os.O_CREAT | os.O_WRONLY)"
 MEMORY_FILE = "os.memfd_create('unseen')"
-UNKNOWN_SOCKET = """
+CORKED_SOCKET = """
 import socket
-def first():
-    for family, kind in ((38, 5), (40, 1), (44, 3), (16, 3)):
-        try:
-            return socket.socket(family, kind, 0)
-        except OSError:
-            pass
-kept = first()
+kept = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+kept.connect(("127.0.0.1", 9))
+kept.setsockopt(17, 1, 1)  # UDP_CORK
+kept.send(b"half of a datagram")
 """
 
 
@@ -281,12 +278,12 @@ def test_old_criu_is_named_with_the_version_that_is_needed(
 
 
 def test_refusal_of_criu_is_quoted(ours: Ctr, state: str, place: Path) -> None:
-    """It does not know every family of sockets; whichever of these the kernel has will do."""
-    with counting(ours, "python3", "-c", UNKNOWN_SOCKET + HOLDING, "0", image=PYTHON) as witness:
+    """It dumps no socket of UDP with half of a datagram, which it sees only once they are frozen."""
+    with counting(ours, "python3", "-c", CORKED_SOCKET + HOLDING, "0", image=PYTHON) as witness:
         brought_to(ours, witness.id, state)
         said = refused("kybernate", "checkpoint", witness.id, str(place))
         assert "Error (criu" in said
-        assert "socket" in said
+        assert "Can't dump corked dgram socket" in said
         assert "dump.log" in said
         assert "continues as before" in said
         assert not place.exists()

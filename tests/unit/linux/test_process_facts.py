@@ -21,6 +21,7 @@ from kybernate_shim.linux.process import (
     set_oom_score_adj,
     start_time,
     title_of,
+    tree_below,
 )
 
 NOBODY = 2**22 + 1  # above the kernel's greatest pid
@@ -32,6 +33,20 @@ def test_parent_of_a_process_with_parentheses_in_its_name(tmp_path: Path) -> Non
     with subprocess.Popen([program, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert parent_of(child.pid) == os.getpid()
         assert start_time(child.pid) >= start_time(os.getpid())
+        child.communicate()
+
+
+def test_tree_has_descendants_alone() -> None:
+    """Also one whose parent is not among the processes that are asked about."""
+    script = "import subprocess; cat = subprocess.Popen(['cat']); print(cat.pid, flush=True); cat.wait()"
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        asked = [NOBODY, 1, os.getpid(), grandchild, child.pid]
+        assert tree_below(child.pid, asked) == [child.pid, grandchild]
+        assert tree_below(os.getpid(), [grandchild]) == [os.getpid(), grandchild]
+        assert tree_below(grandchild, asked) == [grandchild]
         child.communicate()
 
 

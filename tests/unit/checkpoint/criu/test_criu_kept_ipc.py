@@ -74,7 +74,7 @@ def test_objects_that_the_pod_has_are_left_out(tmp_path: Path) -> None:
 
 
 def test_other_objects_stay(tmp_path: Path) -> None:
-    changed = SEMAPHORES.replace(b"\x38\x80\x03", b"\x38\x81\x03")  # its mode
+    changed = SEMAPHORES.replace(b"\x30\x80\x03", b"\x30\x81\x03")  # its mode
     assert changed != SEMAPHORES
     assert without_kept(image(tmp_path, shm=OTHER + PAGES, sem=changed), POD) == {}
 
