@@ -27,7 +27,7 @@ class Node:
     """Pods, the agent, and a GPU of which others have a part."""
 
     file: ModelsFile
-    others: int = 100
+    others: int = 120
     total: int = 141
     running: dict[str, Running] = field(default_factory=dict)
     awake: set[str] = field(default_factory=set)
