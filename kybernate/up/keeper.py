@@ -1,33 +1,36 @@
 """Keeps the models of a file as it says: what each needs next, done, with room on the GPUs where it needs some.
 
-Programs that start from the beginning load one after the other; those that come back from templates do so side by side.
+Programs that start from the beginning load one after the other; those that come back from templates do so side by side
+where there is room. Both claim it first; without a request, they wait for models that have some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aiohttp import ClientSession
 
-from kybernate.client import AgentRefused
+from kybernate.client import AgentRefused, OperationFailed
 from kybernate.client.asynchronous import AsyncAgent
 from kybernate.node.failure import Failure, Missing, Refused, Unavailable
+from kybernate.store.errors import ImageDamaged
 from kybernate.up import probing
-from kybernate.up.lifecycle import Done, Seen, Step, decide, failures_after
+from kybernate.up.lifecycle import Cause, Done, Seen, Step, after_failed_restore, cause_of, decide, failures_after
 from kybernate.up.models_file import Entry, ModelsFile
 from kybernate.up.pods import Pods, Running
-from kybernate.up.room import Room
+from kybernate.up.room import Holder, Room
 
 POLL_SECONDS: Final = 1.0  # between two looks at what runs
 TEMPLATE_SECONDS: Final = 600.0
 RESTORES: Final = 2  # at one time
 SUSPENDED: Final = ("suspended", "partly suspended", "suspending")
 TEMPLATE_LABEL: Final = "kybernate.io/up"  # of a template: its project
+STARTS: Final = (Step.START, Step.RESTORE)  # take room
 REST: Final = (Step.NONE, Step.WAIT, Step.PARKED)
 Say = Callable[[str, str], None]  # a model's name, and a sentence about it
 
@@ -66,6 +69,7 @@ class Keeper:
         self.models = {entry.name: Kept(entry) for entry in file.models}
         self.settled: Callable[[str], object] = lambda name: None  # is called when a model has become ready, or is not
         self.slept: Callable[[str], object] = lambda name: None  # is called when a model was suspended here
+        self.woke: Callable[[str], object] = lambda name: None  # is called when a model came back that stays awake
         self.idle: Callable[[str], float] = lambda name: 0.0  # seconds for which a model has slept
         self._loading, self._restoring = asyncio.Lock(), asyncio.Semaphore(RESTORES)
         self._look = asyncio.Event()
@@ -163,6 +167,8 @@ class Keeper:
         try:
             if kept.done.parked:
                 kept.done, kept.step = replace(kept.done, parked=False), Step.NONE
+            if kept.done.short and kept.step is Step.WAIT:  # others leave for it now
+                kept.done, kept.step = replace(kept.done, failures=0), Step.NONE
             await self._until(kept, lambda: kept.done.settled)
             yield kept
         finally:
@@ -216,20 +222,48 @@ class Keeper:
             if step in (*REST, Step.PULL):
                 return
             restores = step is Step.RESTORE or (kept.template and not kept.done.stale)
-            if restores and not kept.waited and not self.room.fits(entry.name, entry.devices, kept.vram):
-                return  # it stays on disk until there is room, or it is asked
+            asleep = step not in STARTS and await self._is_suspended(entry)
+            has_it = step not in STARTS and not (asleep and not kept.template)
             async with (
                 self._restoring if restores else self._loading,
-                self.room.taken(entry.name, entry.devices, kept.vram, seconds=entry.start_timeout),
+                self.room.taken(
+                    entry.name,
+                    entry.devices,
+                    0 if asleep and has_it else self._needed(kept, step),
+                    seconds=entry.start_timeout,
+                    why_not=lambda in_way: self._why_not(kept, in_way),
+                    has_it=has_it,
+                ) as why,
             ):
+                if why:
+                    kept.problem = why
+                    return  # it stays as it is until there is room, or it is asked
                 while step not in REST:
                     there = (await asyncio.to_thread(self._pods.list)).get(entry.name)
                     step = await self._next(kept, there)
-                    if step in REST or not await self._carry_out(step, kept, there):
+                    if step in REST or (has_it and step in STARTS) or not await self._carry_out(step, kept, there):
                         return
         except Failure as failure:
             self._note_problem(kept, str(failure))
             kept.moved.set()
+
+    def _needed(self, kept: Kept, step: Step) -> int | None:
+        """Return the bytes that a model needs on each of its GPUs; None where all others are to leave for it.
+
+        A program that ended while it loaded may have found no memory, and says so in words of its own, if at all.
+        """
+        return None if kept.done.short or (step is Step.START and kept.done.failures) else kept.vram
+
+    def _why_not(self, kept: Kept, in_way: Sequence[Holder]) -> str:
+        """Return why a model does not wait for others to leave; one that is asked always does."""
+        if kept.waited:
+            return ""
+        if any(one.waited for one in self.models.values() if one is not kept):
+            return "waits for room: others are asked"
+        for one in in_way:
+            if one.busy or one.priority > kept.entry.priority:
+                return f"waits for room: {one.name} has requests, or a higher priority"
+        return ""
 
     async def _prepared(self, kept: Kept) -> Step:
         """Get a model's image and remove what is left of its pod; return the step after that."""
@@ -257,13 +291,41 @@ class Keeper:
             await self._do(step, kept, there)
         except Failure as failure:
             advice = f" ({failure.advice})" if failure.advice else ""
-            what = f"{step} failed" if step is not Step.RESTORE else "does not come back here, and starts from zero"
-            self._note_problem(kept, f"{what}: {failure}{advice}")
-            self._note_failure(step, kept)
+            if step is Step.RESTORE:
+                await self._note_failed_restore(kept, failure)
+            else:
+                self._note_problem(kept, f"{step} failed: {failure}{advice}")
+                self._note_failure(step, kept)
             kept.moved.set()
             return False
         kept.problem = ""
         return True
+
+    async def _note_failed_restore(self, kept: Kept, failure: Failure) -> None:
+        """Note what a failed restore means: a template is kept for as long as it may come back here."""
+        entry, said, before = kept.entry, str(failure), kept.done.unexplained
+        with suppress(Failure):
+            await self.room.measure()
+        away, short = isinstance(failure, Unavailable), self.room.short(entry.devices, kept.vram)
+        cause = cause_of(said, away=away, short=short)
+        if cause is Cause.UNKNOWN:
+            cause = cause_of(said, damaged=await self._is_damaged(kept), before=before)
+        what = "does not come back here, and starts from zero"
+        if cause is not Cause.TEMPLATE:
+            what = "did not come back, which is tried again with the same template"
+        self._note_problem(kept, f"{what}: {said}")
+        kept.done, kept.ended = after_failed_restore(kept.done, cause), time.time()
+
+    async def _is_damaged(self, kept: Kept) -> bool:
+        """Return whether the agent finds that a model's template is not as it was written."""
+        name = f"{self.project}/{self._template(kept.entry)}"
+        try:
+            await (await self._agent.verify_image(name, deadline=TEMPLATE_SECONDS)).result()
+        except OperationFailed as failure:
+            return failure.type == ImageDamaged.__name__
+        except Failure:
+            return False
+        return False
 
     def _note_problem(self, kept: Kept, problem: str) -> None:
         if kept.problem != problem:
@@ -312,6 +374,7 @@ class Keeper:
             case Step.RESTORE:
                 kept.began = time.monotonic()
                 await asyncio.to_thread(self._pods.start, entry, self._template(entry))
+                kept.done = replace(kept.done, unexplained=0, short=False)
                 self._say(entry.name, "came back from its template, without loading")
             case Step.AWAIT:
                 kept.done = replace(kept.done, healthy=await self._healthy(kept))
@@ -333,6 +396,8 @@ class Keeper:
             case Step.SLEEP:
                 if not kept.waited:
                     await self._settle(kept)
+                else:
+                    (self.slept if await self._is_suspended(entry) else self.woke)(entry.name)
                 self._ready(kept)
 
     def _ready(self, kept: Kept) -> None:
@@ -350,9 +415,7 @@ class Keeper:
     def _note_failure(self, step: Step, kept: Kept) -> None:
         """Note what a failed step means for the next ones."""
         done, now = kept.done, time.time()
-        if step is Step.RESTORE:
-            kept.done = replace(done, stale=True)
-        elif step is Step.TEMPLATE:
+        if step is Step.TEMPLATE:
             kept.done = replace(done, template_failed=True)
         elif step is Step.SLEEP:
             self._ready(kept)  # it stays awake; the proxy suspends it when it is idle

@@ -1,18 +1,22 @@
 """What a model needs next: from nothing to a program that answers, with a template to come back from. Without I/O.
 
 A model's program is started once, warmed, and checkpointed: the template. Afterwards it comes back from that, after a
-crash or a reboot, without loading its weights again. A template that does not restore is left aside, and the program
-starts from the beginning.
+crash or a reboot, without loading its weights again. A restore that finds no room is tried again; only a template that
+does not restore here, whatever room there is, is left aside, and the program starts from the beginning.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 BACKOFF: Final = (0.0, 1.0, 5.0, 15.0, 60.0)  # seconds before the next start, by the starts that failed in a row
 STEADY_SECONDS: Final = 60.0  # a program that has run for so long has started well
+RESTORES_UNEXPLAINED: Final = 3  # in a row, until the template is taken for what fails
+# What failed restores say, of the shim and of the driver. Codes do not arrive: containerd passes most on as "unknown".
+ROOM_SIGNS: Final = ("MiB are needed", "CUDA_ERROR_OUT_OF_MEMORY", "resource exhausted", "No space left on device")
+AWAY_SIGNS: Final = ("the node's agent", "CUDA helper", "did not end within", "deadline exceeded", "ttrpc: closed")
 
 
 class Step(StrEnum):
@@ -29,6 +33,15 @@ class Step(StrEnum):
     WAIT = "backing off"
     PARKED = "on disk"
     NONE = "ready"
+
+
+class Cause(StrEnum):
+    """Why a restore failed."""
+
+    ROOM = "room"  # there is not enough of it now
+    AWAY = "away"  # containerd, the agent or the driver's helper
+    TEMPLATE = "template"  # it is damaged, or of another driver or GPU
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,8 @@ class Done:
     settled: bool = False  # suspended, or found at work after a restart of `kybernate up`
     parked: bool = False  # its program has ended, and comes back from its template when it is asked
     failures: int = 0  # starts in a row that did not become healthy, or that ended soon
+    unexplained: int = 0  # restores in a row that failed for an unknown cause
+    short: bool = False  # its last start found no room
     stale: bool = False  # its template does not restore here: another one takes its place
     template_failed: bool = False  # could not be written
 
@@ -86,6 +101,29 @@ def decide(seen: Seen, done: Done, now: float, *, warm_up: bool, template: bool)
     if template and not whole and not done.template_failed:
         return Next(Step.TEMPLATE)
     return Next(Step.NONE if done.settled else Step.SLEEP)
+
+
+def cause_of(said: str, *, away: bool = False, short: bool = False, damaged: bool = False, before: int = 0) -> Cause:
+    """Return why a restore failed that `said` this; `before` unexplained ones failed in a row.
+
+    `away`: what should have done it did not answer. `short`: the driver has less memory free than it needs. `damaged`:
+    the bytes of its template are not those that were written.
+    """
+    if away:
+        return Cause.AWAY
+    if short or any(sign in said for sign in ROOM_SIGNS):
+        return Cause.ROOM
+    if any(sign in said for sign in AWAY_SIGNS):
+        return Cause.AWAY
+    return Cause.TEMPLATE if damaged or before + 1 >= RESTORES_UNEXPLAINED else Cause.UNKNOWN
+
+
+def after_failed_restore(done: Done, cause: Cause) -> Done:
+    """Return what is known after a restore failed: the template is given up for its own fault alone."""
+    if cause is Cause.TEMPLATE:
+        return replace(done, stale=True, unexplained=0, short=False)
+    unexplained = done.unexplained + 1 if cause is Cause.UNKNOWN else done.unexplained
+    return replace(done, failures=done.failures + 1, unexplained=unexplained, short=cause is Cause.ROOM)
 
 
 def failures_after(done: Done, started: float, ended: float) -> int:

@@ -1,7 +1,8 @@
 """Room on the GPUs for the models of one file: who has it, who waits for it, and who leaves to make it.
 
 Sizes are those that were seen when a model was suspended, or that its template has. What other programs hold is what
-the driver reports beyond them at a quiet moment, so that a switch does not wait for a measurement.
+the driver reports beyond them at a quiet moment, so that a switch does not wait for a measurement. Until there was one,
+it is all that is not of models known to be awake.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ LOOK_SECONDS: Final = 0.05  # between two looks at models that were asked to lea
 QUIET_SECONDS: Final = 1.5  # after the last change, until what the driver reports is what there is
 SETTLE_FACTOR: Final = 1.0  # a model with requests keeps its room for as long as its wake took, times this
 Gpus = frozenset[str]
+WhyNot = Callable[[Sequence["Holder"]], str]  # why one does not wait for these to leave; "" where it does
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Room:
     gpus: Sequence[Gpu] = ()
     foreign: dict[str, int] = field(default_factory=dict)
     matrix: Matrix | None = None
-    _taking: dict[str, Holder] = field(default_factory=dict)
+    _taking: list[Holder] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: float = 0.0
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,12 +111,13 @@ class Room:
         return frozenset(found)
 
     async def measure(self) -> None:
-        """Look at the GPUs; what other programs hold is noted where all of ours is at rest."""
+        """Look at the GPUs; what other programs hold is noted where all of ours is at rest, and the first time."""
         self.gpus = await self.look()
-        if self._taking or time.monotonic() - self._changed < QUIET_SECONDS:
-            return
+        rests = not self._taking and time.monotonic() - self._changed >= QUIET_SECONDS
         holders = self.holders()
         for gpu in self.gpus:
+            if gpu.uuid in self.foreign and not rests:
+                continue
             there = [one for one in holders if gpu.uuid in one.gpus]
             if all(one.bytes is not None for one in there):
                 self.foreign[gpu.uuid] = max(0, gpu.used - sum(one.bytes or 0 for one in there))
@@ -124,10 +127,10 @@ class Room:
         self._changed = time.monotonic()
         self._moved.set()
 
-    def fits(self, name: str, devices: Iterable[str], needed: int | None) -> bool:
-        """Return whether a model has room without one leaving."""
-        gpus = [gpu for gpu in self.gpus if gpu.uuid in self.of(devices)]
-        return not self._leaving(name, gpus, needed)
+    def short(self, devices: Iterable[str], needed: int | None) -> bool:
+        """Return whether the driver had less memory free than needed when it was last looked at."""
+        there = [gpu for gpu in self.gpus if gpu.uuid in self.of(devices)]
+        return needed is not None and any(gpu.total - gpu.used < needed for gpu in there)
 
     def crowded(self, name: str, devices: Iterable[str], needed: int | None) -> bool:
         """Return whether a model has room only if one leaves that has requests."""
@@ -141,39 +144,55 @@ class Room:
 
     @asynccontextmanager
     async def taken(
-        self, name: str, devices: Iterable[str], needed: int | None, *, seconds: float
-    ) -> AsyncIterator[None]:
+        self,
+        name: str,
+        devices: Iterable[str],
+        needed: int | None,
+        *,
+        seconds: float,
+        why_not: WhyNot = lambda in_way: "",
+        has_it: bool = False,
+    ) -> AsyncIterator[str]:
         """Have the models leave that are in the way, and hold the room while the block takes it. Raises Unavailable.
 
-        `seconds` is how long to wait for requests of others to end.
+        `seconds` is how long to wait for requests of others to end. `why_not` is asked while others are in the way:
+        what it answers is yielded, and no room is held then. For one that `has_it` already, none leaves.
         """
         if not self.gpus:
             await self.measure()
         if not (gpus := self.of(devices)):
-            yield
+            yield ""
             return
         end = time.monotonic() + seconds
         async with self._turn:  # one after the other: two that look at the same room would both take it
-            await self._make(name, gpus, needed, end)
+            why = "" if has_it else await self._make(name, gpus, needed, end, why_not)
             began = time.monotonic()
-            self._taking[name] = Holder(name, gpus, needed, time.monotonic(), busy=True)
+            claim = Holder(name, gpus, needed, began, busy=True)
+            if not why:
+                self._taking.append(claim)
+        if why:
+            yield why
+            return
         try:
-            yield
+            yield ""
         finally:
-            del self._taking[name]
+            self._taking.remove(claim)
             self.changed()
             now = time.monotonic()
             self._until[name] = now + SETTLE_FACTOR * (now - began)
 
     def _others(self, name: str) -> list[Holder]:
-        known = {one.name: one for one in self.holders()} | self._taking
+        known = {one.name: one for one in (*self.holders(), *self._taking)}
         return [one for one in known.values() if one.name != name]
 
-    async def _make(self, name: str, gpus: Gpus, needed: int | None, end: float) -> None:
+    async def _make(self, name: str, gpus: Gpus, needed: int | None, end: float, why_not: WhyNot) -> str:
         wanted = [gpu for gpu in self.gpus if gpu.uuid in gpus]
         asked: set[str] = set()
         while found := self._leaving(name, wanted, needed):
             now = time.monotonic()
+            taking = {one.name for one in self._taking}
+            if why := why_not([one for one in found if one.name not in taking]):
+                return why
             if now > end:
                 raise Unavailable(
                     f"{name} has no room: {', '.join(one.name for one in found)} did not leave in time",
@@ -181,10 +200,11 @@ class Room:
                 )
             for one in found:
                 may = one.name in asked or not one.busy or now >= self._until.get(one.name, 0.0)
-                if one.name not in self._taking and may:
+                if one.name not in taking and may:
                     asked.add(one.name)
                     self.leave(one.name)
             self._moved.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._moved.wait()
+        return ""

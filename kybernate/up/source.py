@@ -47,7 +47,8 @@ class KeptModels:
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
         """Yield phases as `Models.watch`. Raises as AgentModels does."""
-        self.keeper.settled, self.keeper.slept = self._queue.put_nowait, self._slept
+        self.keeper.settled = self._queue.put_nowait
+        self.keeper.slept, self.keeper.woke = self._slept, self._woke
         pump = asyncio.create_task(self._pump())
         try:
             while True:
@@ -75,6 +76,10 @@ class KeptModels:
     def _slept(self, name: str) -> None:
         if name in self._phases:
             self._phases[name] = Phase.ASLEEP
+
+    def _woke(self, name: str) -> None:
+        if name in self._phases:
+            self._phases[name] = Phase.AWAKE  # it has its room, before the Watch says so
 
     def _shown(self, name: str) -> Phase:
         phase = self._phases[name]

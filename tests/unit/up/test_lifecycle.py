@@ -8,7 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.up.lifecycle import BACKOFF, STEADY_SECONDS, Done, Next, Seen, Step, decide, failures_after
+from kybernate.up.lifecycle import (
+    BACKOFF,
+    RESTORES_UNEXPLAINED,
+    STEADY_SECONDS,
+    Cause,
+    Done,
+    Next,
+    Seen,
+    Step,
+    after_failed_restore,
+    cause_of,
+    decide,
+    failures_after,
+)
+from kybernate_shim.gpu.gpu_map import GpuMismatch, GpuPlan, require_room
+from kybernate_shim.gpu.helper_answers import NodeGpu
+
+GPU = NodeGpu("GPU-1", "H200", 3 << 30, 1 << 30, mig=False)
 
 READY = Seen(image=True, pod=True, same=True, running=True, started=10.0, template=True)
 SETTLED = Done(healthy=True, warmed=True, settled=True)
@@ -73,3 +90,41 @@ def test_each_step_is_of_what_is_there(seen: Seen, done: Done, warm_up: bool, te
         assert seen.pod
         assert seen.running
         assert seen.same
+
+
+def no_room() -> str:
+    with pytest.raises(GpuMismatch) as refused:
+        require_room(GpuPlan((), {"GPU-1": 2 << 30}), [GPU])
+    return f'containerd: failed to start containerd task "x": restore failed: {refused.value}: unknown'
+
+
+@pytest.mark.parametrize(
+    ("said", "facts", "cause"),
+    [
+        (no_room(), {}, Cause.ROOM),
+        (no_room(), {"before": 9, "damaged": True}, Cause.ROOM),
+        ("CUDA_ERROR_OUT_OF_MEMORY", {}, Cause.ROOM),
+        ("any words", {"short": True, "before": 9}, Cause.ROOM),
+        ("any words", {"away": True, "before": 9}, Cause.AWAY),
+        ("kybernate.io/restore-from: the node's agent: it is stopping. Nothing was restored", {}, Cause.AWAY),
+        ("any words", {}, Cause.UNKNOWN),
+        ("any words", {"before": RESTORES_UNEXPLAINED - 1}, Cause.TEMPLATE),
+        ("any words", {"damaged": True}, Cause.TEMPLATE),
+        ("GPU GPU-1 is a H100, the image needs a H200. Nothing was restored: failed precondition", {}, Cause.UNKNOWN),
+    ],
+)
+def test_cause_of_a_failed_restore(said: str, facts: dict[str, int], cause: Cause) -> None:
+    assert cause_of(said, **facts) is cause  # type: ignore[arg-type]
+
+
+@given(st.lists(st.sampled_from([Cause.ROOM, Cause.AWAY]), min_size=1, max_size=20))
+def test_template_is_never_given_up_for_what_passes(causes: list[Cause]) -> None:
+    done = Done()
+    for cause in causes:
+        done = after_failed_restore(done, cause)
+    assert not done.stale
+    assert done.failures == len(causes)  # it backs off
+    seen = Seen(image=True, template=True, ended=10.0)
+    assert decide(seen, done, 10.0, warm_up=True, template=True).step is Step.WAIT
+    assert decide(seen, done, 10.0 + BACKOFF[-1], warm_up=True, template=True).step is Step.RESTORE
+    assert after_failed_restore(done, Cause.TEMPLATE).stale

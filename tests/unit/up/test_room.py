@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -74,7 +75,6 @@ def test_wait_ends_when_the_other_has_left() -> None:
     async def wake() -> None:
         room = Room(look, lambda: there, asked.append)
         await room.measure()
-        assert not room.fits("b", ["nvidia.com/gpu=0"], 50)
         assert room.crowded("b", ["nvidia.com/gpu=0"], 50)
 
         async def goes() -> None:
@@ -108,13 +108,77 @@ def test_matrix_bars_what_would_fit() -> None:
     async def look() -> list[Gpu]:
         return [ONE]
 
-    async def fits() -> list[bool]:
-        room = Room(look, lambda: [holder("a", 1)], lambda name: None)
+    async def crowded() -> list[bool]:
+        room = Room(look, lambda: [holder("a", 1, busy=True)], lambda name: None)
         await room.measure()
         room.matrix = read_matrix({"sets": {"one": "a | b", "two": "a & c"}})
-        return [room.fits(name, ["nvidia.com/gpu=0"], 1) for name in ("b", "c", "d")]
+        return [room.crowded(name, ["nvidia.com/gpu=0"], 1) for name in ("b", "c", "d")]
 
-    assert asyncio.run(fits()) == [False, True, True]
+    assert asyncio.run(crowded()) == [True, False, False]
+
+
+def test_what_others_hold_is_known_before_the_first_rest() -> None:
+    """Else all that restore after a reboot, which is no rest, are thought to fit together."""
+
+    async def look() -> list[Gpu]:
+        return [replace(ONE, used=70)]
+
+    async def wake() -> None:
+        room = Room(look, list, lambda name: None)
+        room.changed()
+        async with (
+            room.taken("a", ["nvidia.com/gpu=0"], 15, seconds=0),
+            room.taken("b", ["nvidia.com/gpu=0"], 15, seconds=0),
+            room.taken("c", ["nvidia.com/gpu=0"], 15, seconds=0),
+        ):
+            pass
+
+    with pytest.raises(Unavailable, match="c has no room: a"):
+        asyncio.run(wake())
+
+
+def test_one_that_does_not_wait_says_why_and_holds_nothing() -> None:
+    there, asked = [holder("a", 80, busy=True)], []
+    in_way: list[list[str]] = []
+
+    async def look() -> list[Gpu]:
+        return [ONE]
+
+    def why_not(found: Sequence[Holder]) -> str:
+        in_way.append(names(found))
+        return "later"
+
+    async def try_it() -> None:
+        room = Room(look, lambda: there, asked.append)
+        async with room.taken("b", ["nvidia.com/gpu=0"], 50, seconds=10, why_not=why_not) as why:
+            assert why == "later"
+            there.clear()
+            async with room.taken("c", ["nvidia.com/gpu=0"], 100, seconds=0) as other:  # b holds nothing
+                assert other == ""
+                async with room.taken("b", ["nvidia.com/gpu=0"], 50, seconds=0, has_it=True) as has:
+                    assert has == ""
+
+    asyncio.run(try_it())
+    assert in_way == [["a"]]
+    assert asked == []
+
+
+def test_room_taken_twice_is_held_until_both_have_ended() -> None:
+    """A request's wake begins while the model's restore still ends."""
+
+    async def look() -> list[Gpu]:
+        return [ONE]
+
+    async def wake() -> None:
+        room = Room(look, list, lambda name: None)
+        async with room.taken("a", ["nvidia.com/gpu=0"], 80, seconds=0):
+            async with room.taken("a", ["nvidia.com/gpu=0"], 80, seconds=0):
+                pass
+            async with room.taken("b", ["nvidia.com/gpu=0"], 50, seconds=0):
+                pass
+
+    with pytest.raises(Unavailable, match="b has no room: a"):
+        asyncio.run(wake())
 
 
 def test_what_others_hold_is_measured_at_rest() -> None:
