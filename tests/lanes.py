@@ -101,7 +101,7 @@ PARTS = (
     Part(
         "one machine",
         ("system/test_demo.py", "system/test_page.py", "system/test_up.py"),
-        200,
+        250,
         ("sid",),
         "pods and images by the CRI and the agent, which test_cri.py and test_agent.py meet in the other lanes",
     ),

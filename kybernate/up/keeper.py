@@ -314,7 +314,9 @@ class Keeper:
         if cause is not Cause.TEMPLATE:
             what = "did not come back, which is tried again with the same template"
         self._note_problem(kept, f"{what}: {said}")
-        kept.done, kept.ended = after_failed_restore(kept.done, cause), time.time()
+        kept.done = after_failed_restore(kept.done, cause)
+        if not kept.done.stale:
+            kept.ended = time.time()  # from when it pauses
 
     async def _is_damaged(self, kept: Kept) -> bool:
         """Return whether the agent finds that a model's template is not as it was written."""

@@ -310,8 +310,7 @@ def test_template_that_does_not_restore_is_replaced(machine: Machine) -> None:
     eventually(lambda: machine.log().count("one: ready at") == 2, seconds=60)
     second = loaded("one")
     ask("one", "end yourself")
-    eventually(lambda: loaded("one"), seconds=90)
-    assert loaded("one") == second
+    assert eventually(lambda: loaded("one"), seconds=90) == second
 
 
 def test_models_have_networks_of_their_own(machine: Machine) -> None:
