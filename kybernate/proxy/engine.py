@@ -304,6 +304,7 @@ class Engine:
             future.set_exception(Refused(refusal))
 
     def _begin(self, held: Held, phase: Phase, work: Coroutine[Any, Any, None]) -> None:
+        self._meanwhile.pop(held.model.name, None)  # here: the source may say the next thing before the work begins
         self._move(held, phase)
         self._spawn(work)
 
@@ -353,7 +354,6 @@ class Engine:
     async def _wake(self, held: Held, *, ask: bool) -> None:
         """Wake a model and wait for its port; `ask` is false where something else has woken it."""
         model, began = held.model, self._loop.time()
-        self._meanwhile.pop(model.name, None)
         reason, stage, absent = "", "its container", False
         try:
             async with asyncio.timeout(model.wake_timeout or None):

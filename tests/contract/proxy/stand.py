@@ -62,6 +62,10 @@ class FakeModels:
         self.phases[name] = phase
         self._changes.put_nowait((name, phase))
 
+    def all_said(self) -> bool:
+        """Return whether the proxy has heard of all changes."""
+        return self._changes.empty()
+
     async def wake(self, model: Model) -> None:
         self.calls[f"wake {model.name}"] += 1
         await self.may_wake.wait()

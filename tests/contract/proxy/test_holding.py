@@ -323,6 +323,16 @@ async def test_model_that_sleeps_again_before_its_port_accepts_is_not_taken_for_
         assert stand.models.calls["wake qwen"] == 1
 
 
+async def test_model_that_is_awake_for_a_moment_is_not_taken_for_awake(standing_proxy: Standing) -> None:
+    """Both are said before the proxy has begun to look at its port."""
+    async with standing_proxy() as stand:
+        stand.models.change("qwen", Phase.AWAKE)
+        stand.models.change("qwen", Phase.ASLEEP)
+        await stand.until(stand.models.all_said)
+        assert (await stand.chat()).status == 200
+        assert stand.models.calls["wake qwen"] == 1
+
+
 async def test_model_that_something_else_wakes_is_not_woken(standing_proxy: Standing) -> None:
     async with standing_proxy() as stand:
         stand.models.change("qwen", Phase.AWAKE)
