@@ -20,7 +20,7 @@ REFUSED = {
     "vforked": "keeps running",
     "shares_descriptors": "it shares memory or descriptors with python3[",
     "waits_in_vfork": "did not stop in time: it is frozen or in the kernel. End the process",
-    "traced": "traces it already). End the process",
+    "traced": "is traced by",
 }
 
 
