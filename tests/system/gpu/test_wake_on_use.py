@@ -164,7 +164,7 @@ def test_cells_of_a_notebook_run_by_wake_on_use(ctr: Ctr, agent: NodeAgent) -> N
                 assert run("print(1 + 1)") == "2\n"
                 assert state_of(id) == "suspended"
                 assert run(READ) == "{7}\n"
-                eventually(lambda: state_of(id) == "running")
+                eventually(lambda: state_of(id) == "attached")
     finally:
         client.stop_channels()
         log = Path(f"/tmp/{id}.out")
