@@ -64,10 +64,19 @@ class Gpus:
     def used(self) -> list[int]:
         """Bytes in use per GPU, counting living processes only."""
         totals = [0] * _MAX_GPUS
-        for path in (self.directory / "held").iterdir():
-            for index, size in enumerate(bytes_held(path)):
-                totals[index] += size
+        for sizes in self.held().values():
+            totals = list(map(add, totals, sizes))
         return totals[: len(self.uuids)]
+
+    def held(self) -> dict[str, tuple[int, ...]]:
+        """Bytes per GPU by the account of each process, all zero of a dead one.
+
+        Under the lock of the accounts: one that is just being opened could not lock itself, and would stay empty.
+        """
+        with suppress(FileNotFoundError), (self.directory / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return {path.name: bytes_held(path) for path in (self.directory / "held").iterdir()}
+        return {}
 
     def used_by(self, pid: int) -> list[int]:
         """Bytes in use per GPU by one process."""

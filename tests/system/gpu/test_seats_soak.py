@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from kybernate.messages import agent_pb2 as wire
-from tests.fakes.cuda import Gpus, bytes_held
+from tests.fakes.cuda import Gpus
 from tests.lab.node import Containerd
 from tests.system import gpu
 from tests.system.checkpoints import shim_of as daemon_of
@@ -47,7 +47,7 @@ class Watched:
 
     def run(self) -> None:
         while not self.ended.is_set():
-            held = [path.name for path in (self.gpus.directory / "held").iterdir() if bytes_held(path)[0]]
+            held = [name for name, sizes in self.gpus.held().items() if sizes[0]]
             self.looks += 1
             if len(held) > 1:
                 self.together.append((time.time(), held))
