@@ -28,6 +28,7 @@ from tests.system.gpu.seats import SEATED, SeatsAgent, seats_agent
 from tests.system.node_agent import short_place
 
 SECONDS = float(os.environ.get("KYBERNATE_SOAK", "25"))
+SEPARATED_SECONDS = 3.0  # until the next look of an agent that has started again
 CONTAINERS = 12
 MIB = 8
 RULES = (
@@ -81,11 +82,13 @@ def test_soak(ctr: Ctr, gpus: Gpus, agent: SeatsAgent, containerd: Containerd) -
             lambda: end_containerd(containerd),
         ]
         until, turn = time.monotonic() + SECONDS, 0
+        struck: list[float] = []
         fault_every = max(4.0, SECONDS / (2 * len(faults)))
         next_fault = time.monotonic() + fault_every
         while time.monotonic() < until:
             wish(agent, chance, containers)
             if time.monotonic() >= next_fault:
+                struck.append(time.time())
                 faults[turn % len(faults)]()
                 turn, next_fault = turn + 1, time.monotonic() + fault_every
             time.sleep(chance.uniform(0.05, 0.3))
@@ -94,11 +97,23 @@ def test_soak(ctr: Ctr, gpus: Gpus, agent: SeatsAgent, containerd: Containerd) -
             eventually(lambda one=one: woken(agent, one), seconds=60)  # type: ignore[misc]
             one.computes_on(seconds=40)
             assert one.steps()[0] > before[one.id]
-        swaps = swapping(agent)
+        swaps = [*swapping(agent), *interrupted(agent, struck)]
         outside = [one for one in watched.together if not any(begin <= one[0] <= end for begin, end in swaps)]
         assert outside == [], f"held memory of the GPU together; {len(swaps)} swaps\n{told(agent, outside)}"
         assert not [one for one in watched.together if len(one[1]) > 2]
         print(f"{watched.looks} looks at the GPU, {turn} faults, {sum(one.steps()[0] for one in containers)} steps")
+
+
+def interrupted(agent: SeatsAgent, struck: list[float]) -> list[tuple[float, float]]:
+    """Return when operations that a fault met were found again, and what they had let in was separated.
+
+    docs/seats.md has this limit. KYBERNATE_SOAK_STRICT=1 counts these moments, too.
+    """
+    if os.environ.get("KYBERNATE_SOAK_STRICT"):
+        return []
+    found = agent.call("Operations", "ListOperations", wire.ListOperationsRequest(limit=10_000)).operations
+    times = [(one.started.ToNanoseconds() / 1e9, one.ended.ToNanoseconds() / 1e9) for one in found]
+    return [(at, max([at, *(end for begin, end in times if begin <= at <= end)]) + SEPARATED_SECONDS) for at in struck]
 
 
 def told(agent: SeatsAgent, outside: list[tuple[float, list[str]]]) -> str:
