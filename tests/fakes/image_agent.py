@@ -38,6 +38,7 @@ async def serve(place: Path) -> None:
             services.ActivityServicer(),
             services.OperationsServicer(),
             Checkpoints(lambda: catalogue, None, print),  # type: ignore[arg-type]  # no operation is begun
+            services.SeatsServicer(),
             services.SelfServicer(),
             PeerImages(lambda: catalogue, leases),
             ImageFiles(leases, settings.peers.reads, Pace(limit)),

@@ -33,7 +33,7 @@ from tests.unit.fork_server.clients import ITSELF, Client, package_in
 
 START = ["-namespace", "ns", "-id", "c1", "-address", "/run/containerd/containerd.sock", "start"]
 PR_SET_NO_NEW_PRIVS = 38
-DEADLINE = 10.0
+DEADLINE = 40.0
 
 
 def tell_all(invocation: Invocation, listener: socket.socket, path: Path, *, ready: Callable[[], None]) -> int:
