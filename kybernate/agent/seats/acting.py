@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from kybernate.agent.seats.claims import Key
 from kybernate.node.failure import Failure, Refused
-from kybernate.verbs.every import VERBS
 from kybernate.verbs.model import SEAT, Operation, State, Submission
 from kybernate.verbs.swap import Swap
 from kybernate.verbs.verb import Verb
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 REQUESTER: Final = "arbiter of seats"
 SECONDS: Final = 180.0  # of an operation; a driver that hangs in one of them keeps only its own seat's turn
 SWAP_SECONDS: Final = 60.0
-DEMOTE: Final = "demote"  # the verb that moves a suspended container's VRAM below host memory
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,8 @@ class Acting:
         return await self.wake(seat, key) if left.succeeded else left
 
     async def park(self, seat: str, key: Key) -> Outcome:
-        """Move a suspended container's VRAM below host memory."""
-        kind = VERBS.get(DEMOTE)
-        if kind is None or not issubclass(kind, Verb):
-            return Outcome(False, "this release has no tier below host memory for a container that keeps running")
-        return await self._done(seat, kind(key[1], key[0]))  # type: ignore[call-arg]
+        """Move a suspended container's VRAM below host memory, for which there is no verb yet."""
+        return Outcome(False, "this release has no tier below host memory for a container that keeps running")
 
     async def ended(self, operation: str) -> Outcome:
         """Wait for the end of an operation that another caller has begun."""
