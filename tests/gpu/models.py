@@ -35,6 +35,7 @@ from pathlib import Path
 from tests.gpu import machine as machines
 from tests.gpu.host_memory import GIB, touch_what_is_there, used
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine
+from tests.gpu.scenarios import await_true
 
 PROGRAM = Path(__file__).with_name("model_program.py")
 LISTEN = 18080
@@ -175,7 +176,12 @@ def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
     try:
         began = time.monotonic()
         platform.start()
-        until(lambda: all(f"{name}: ready at" in platform.said() for name in names), LOAD_SECONDS, platform.said)
+        await_true(
+            lambda: all(f"{name}: ready at" in platform.said() for name in names),
+            "all models are ready",
+            seconds=LOAD_SECONDS,
+            shown=platform.said,
+        )
         facts["ready_seconds"] = round(time.monotonic() - began, 1)
         print(f"all are ready after {facts['ready_seconds']} s", flush=True)
         show(platform, "kybernate", "ps")
@@ -324,7 +330,12 @@ class StopStart:
                 stderr=log,
             )
         self._running = name, program
-        until(lambda: healthy(FIRST_PORT), LOAD_SECONDS, lambda: f"{name} is not there: {program.poll()}")
+        await_true(
+            lambda: healthy(FIRST_PORT),
+            f"{name} answers",
+            seconds=LOAD_SECONDS,
+            shown=lambda: f"its program: {program.poll()}",
+        )
         self.loads.append(round(time.monotonic() - began, 2))
 
 
@@ -426,13 +437,6 @@ def tuned(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 def show(platform: Platform, *argv: str) -> None:
     print(platform.machine(*argv, "--agent", platform.address, status=None), flush=True)
-
-
-def until(holds: Callable[[], bool], seconds: float, shown: Callable[[], str]) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not after {seconds:g} s\n{shown()}"
-        time.sleep(0.1)
 
 
 def finish(platform: Platform, arguments: argparse.Namespace) -> None:
