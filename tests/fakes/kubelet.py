@@ -1,7 +1,8 @@
 """kubelet's side of device plugins, by the rules of its device manager, for tests without a cluster.
 
-It removes all sockets of its directory when it starts, calls back a plugin that registers, takes each list of devices
-as the complete one, chooses devices as its manager does, and remembers what containers have.
+It removes all sockets of its directory when it starts, calls back a plugin that registers, refuses one whose socket's
+name it still takes for connected, takes each list of devices as the complete one, chooses devices as its manager does,
+and remembers what containers have.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Kubelet(services.RegistrationServicer, resources_services.PodResourcesList
         self.registrations: list[str] = []
         self.changed = asyncio.Condition()
         self._endpoints: dict[str, Path] = {}
-        self._follows: set[asyncio.Task[None]] = set()
+        self._follows: dict[Path, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         for path in self.directory.glob("*.sock"):
@@ -47,12 +48,17 @@ class Kubelet(services.RegistrationServicer, resources_services.PodResourcesList
         await self._server.start()
 
     async def stop(self) -> None:
-        for one in self._follows:
-            one.cancel()
-        await asyncio.gather(*self._follows, return_exceptions=True)
+        await self.let_go()
         await self._server.stop(0)
         with suppress(FileNotFoundError):
             (self.directory / "kubelet.sock").unlink()
+
+    async def let_go(self) -> None:
+        """End the connections to all plugins, whose sockets stay."""
+        follows = list(self._follows.values())
+        for one in follows:
+            one.cancel()
+        await asyncio.gather(*follows, return_exceptions=True)
 
     async def has(self, resource: str, count: int) -> None:
         """Wait until so many healthy devices of a resource are known."""
@@ -98,11 +104,13 @@ class Kubelet(services.RegistrationServicer, resources_services.PodResourcesList
         assert request.version == "v1beta1"
         endpoint = self.directory / request.endpoint
         assert endpoint.exists(), "a plugin serves before it registers"
+        if endpoint in self._follows:
+            await context.abort(grpc.StatusCode.UNKNOWN, f"device plugin already connected: {endpoint}")
         self.registrations.append(request.resource_name)
         self._endpoints[request.resource_name] = endpoint
         follow = asyncio.create_task(self._follow(request.resource_name, endpoint))
-        self._follows.add(follow)
-        follow.add_done_callback(self._follows.discard)
+        self._follows[endpoint] = follow
+        follow.add_done_callback(lambda _: self._follows.pop(endpoint))
         return wire.Empty()
 
     async def List(  # noqa: N802  # gRPC's name

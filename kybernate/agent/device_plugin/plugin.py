@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
 from kybernate.agent.device_plugin.answers import NodeGpus
-from kybernate.agent.device_plugin.resource import KUBELET, Resource
+from kybernate.agent.device_plugin.resource import KUBELET, SOCKETS, Resource
 from kybernate.messages import pod_resources_pb2 as wire
 from kybernate.messages import pod_resources_pb2_grpc as services
 from kybernate.seats.groups import Place
@@ -42,21 +42,30 @@ class DevicePlugin:
         self._look, self._log = look, log
 
     async def run(self) -> None:
-        """Register, again after each start of kubelet, until this is cancelled."""
-        await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True)  # before kubelet's first start
+        """Keep each resource registered until this is cancelled: with each start of kubelet, and where it has let go.
+
+        A registration that succeeds is not yet a resource that pods can have: that it is followed is looked at, too.
+        """
+        await asyncio.to_thread(self._prepare)
         async with _changes(self._directory) as changes:
-            registered: tuple[int, int] | None = None
             while True:
                 changes.clear()
-                kubelet = _identity(self._directory / KUBELET)
-                if kubelet is None:
-                    registered = None
-                elif kubelet != registered or not all(one.socket.exists() for one in self.resources):
-                    registered = kubelet if await self._register() else None
-                if kubelet is not None and registered is None:
-                    await asyncio.sleep(AGAIN_SECONDS)
-                else:
-                    await changes.wait()
+                kept = all([await self._keep(resource) for resource in self.resources])
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changes.wait() if kept else asyncio.sleep(AGAIN_SECONDS), LOOK_SECONDS)
+
+    async def _keep(self, resource: Resource) -> bool:
+        """Register a resource that kubelet does not follow. Return False where that has to be tried again."""
+        if resource.is_followed or not (self._directory / KUBELET).exists():
+            return True
+        try:
+            await resource.register()
+        except (grpc.aio.AioRpcError, OSError) as error:
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            self._log.warning("seats.not_registered", resource=resource.profile.resource, error=reason)
+            return False
+        self._log.info("seats.registered", resource=resource.profile.resource, seats=len(resource.places))
+        return True
 
     async def watch(self) -> None:
         """Follow the health of GPUs and which pods have which seats, until this is cancelled."""
@@ -89,16 +98,11 @@ class DevicePlugin:
         for resource in self.resources:
             await resource.close()
 
-    async def _register(self) -> bool:
-        for resource in self.resources:
-            try:
-                await resource.register()
-            except (grpc.aio.AioRpcError, OSError) as error:
-                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                self._log.warning("seats.not_registered", resource=resource.profile.resource, error=reason)
-                return False
-            self._log.info("seats.registered", resource=resource.profile.resource, seats=len(resource.places))
-        return True
+    def _prepare(self) -> None:
+        """Have kubelet's directory, before its first start, without the sockets of a plugin that was killed."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for socket in self._directory.glob(f"{SOCKETS}*.sock"):
+            socket.unlink(missing_ok=True)
 
     async def _ask_kubelet(self) -> Holders:
         async with grpc.aio.insecure_channel(f"unix://{self._pod_resources}") as channel:
@@ -117,15 +121,6 @@ def holders_of(answer: wire.ListPodResourcesResponse, resources: set[str]) -> Ho
         if one.resource_name in resources
         for name in one.device_ids
     }
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what differs between two sockets of one name, None where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_ino, found.st_ctime_ns)
 
 
 @asynccontextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from kybernate.seats.groups import Place, Profile
 
 VERSION: Final = "v1beta1"
 KUBELET: Final = "kubelet.sock"
+SOCKETS: Final = "kybernate-"  # how the names of the plugin's sockets begin
 CALL_SECONDS: Final = 10.0
 OPTIONS: Final = wire.DevicePluginOptions(get_preferred_allocation_available=True)
 
@@ -37,39 +38,55 @@ class Resource(services.DevicePluginServicer):
     ) -> None:
         self.profile, self.log = profile, log
         self.places = {place.name: place for place in places}
-        self.socket = directory / f"kybernate-{profile.name}.sock"
         self.allocated: set[str] = set()  # since the last time that PodResources was read
-        self._kubelet = directory / KUBELET
+        self._directory = directory
+        self._socket: Path | None = None
+        self._followers, self._followed = 0, asyncio.Event()
         self._taken, self._by_cdi = taken, by_cdi
         self._gpus = NodeGpus({}, {}, frozenset())
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
 
     async def register(self) -> None:
-        """Serve on the socket, and have kubelet call it; kubelet removes all sockets when it starts.
+        """Serve on a new socket, and have kubelet call it.
 
+        Kubelet knows a plugin by its socket's name. It refuses one that it still takes for connected, and can end the
+        new connection of a name when it notices the end of the old one. So each registration has a name of its own.
+
+        Returns when kubelet follows the list of devices; a registration that succeeds does not say so.
         Raises grpc.aio.AioRpcError where kubelet does not answer, and OSError.
         """
         await self.close()
-        self.socket.unlink(missing_ok=True)
-        self._server = grpc.aio.server()
+        socket = self._directory / f"{SOCKETS}{self.profile.name}.{secrets.token_hex(4)}.sock"
+        self._socket, self._server = socket, grpc.aio.server()
         services.add_DevicePluginServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix://{self.socket}")
+        self._server.add_insecure_port(f"unix://{socket}")
         await self._server.start()
-        self.socket.chmod(0o600)
-        async with grpc.aio.insecure_channel(f"unix://{self._kubelet}") as channel:
+        socket.chmod(0o600)
+        async with grpc.aio.insecure_channel(f"unix://{self._directory / KUBELET}") as channel:
             request = wire.RegisterRequest(
-                version=VERSION, endpoint=self.socket.name, resource_name=self.profile.resource, options=OPTIONS
+                version=VERSION, endpoint=socket.name, resource_name=self.profile.resource, options=OPTIONS
             )
             await services.RegistrationStub(channel).Register(request, timeout=CALL_SECONDS)
+        try:
+            await asyncio.wait_for(self._followed.wait(), CALL_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(
+                f"kubelet accepted it, and has not asked for its devices for {CALL_SECONDS:g} s"
+            ) from None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether kubelet follows the list of devices, on a socket that is there: it removes all when it starts."""
+        return self._followed.is_set() and self._socket is not None and self._socket.exists()
 
     async def close(self) -> None:
         """Stop serving: kubelet then advertises none of its seats. Containers that run are not touched."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(0)
-            with suppress(FileNotFoundError):
-                self.socket.unlink()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
 
     def show(self, gpus: NodeGpus) -> None:
         """Let kubelet have the devices as they are now, if that differs from what it has."""
@@ -84,10 +101,17 @@ class Resource(services.DevicePluginServicer):
         return OPTIONS
 
     async def ListAndWatch(self, request: wire.Empty, context: Any) -> AsyncIterator[wire.ListAndWatchResponse]:
-        while True:
-            changed = self._changed
-            yield wire.ListAndWatchResponse(devices=devices(self.places.values(), self._gpus))
-            await changed.wait()
+        self._followers += 1
+        self._followed.set()
+        try:
+            while True:
+                changed = self._changed
+                yield wire.ListAndWatchResponse(devices=devices(self.places.values(), self._gpus))
+                await changed.wait()
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self._followed.clear()
 
     async def GetPreferredAllocation(
         self, request: wire.PreferredAllocationRequest, context: Any

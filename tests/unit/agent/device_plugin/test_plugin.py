@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from kybernate.agent.device_plugin import plugin
 from kybernate.agent.device_plugin.answers import NodeGpus, allocation, devices, preferred
 from kybernate.agent.device_plugin.plugin import DevicePlugin
 from kybernate.agent.device_plugin.resource import Resource
@@ -90,6 +91,41 @@ def test_it_registers_again_after_each_restart_of_kubelet(tmp_path: Path) -> Non
     with_kubelet(test, tmp_path)
 
 
+def test_a_plugin_registers_before_kubelet_has_noticed_the_end_of_the_last_one(tmp_path: Path) -> None:
+    async def run() -> None:
+        kubelet, killed = Kubelet(tmp_path), Node(tmp_path)
+        await kubelet.start()
+        await killed.plugin.refresh()
+        for one in killed.plugin.resources:
+            await one.register()
+        async with running(Node(tmp_path)):
+            async with kubelet.changed:
+                twice = [ONE.resource, TWO.resource] * 2
+                await asyncio.wait_for(kubelet.changed.wait_for(lambda: kubelet.registrations == twice), 20)
+            await kubelet.admit("a", TWO.resource)
+        await killed.plugin.close()
+        await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_it_registers_again_where_kubelet_has_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "LOOK_SECONDS", 0.05)
+
+    async def test(kubelet: Kubelet, node: Node) -> None:
+        await kubelet.let_go()
+        async with kubelet.changed:
+            await asyncio.wait_for(
+                kubelet.changed.wait_for(
+                    lambda: sorted(kubelet.registrations) == [ONE.resource] * 2 + [TWO.resource] * 2
+                ),
+                20,
+            )
+        await kubelet.has(ONE.resource, 8)
+
+    with_kubelet(test, tmp_path)
+
+
 def test_containers_are_spread_over_the_least_loaded_groups(tmp_path: Path) -> None:
     async def test(kubelet: Kubelet, node: Node) -> None:
         found = [(await kubelet.admit(name, ONE.resource)).envs["KYB_GPU_SEAT"] for name in "abcd"]
@@ -159,12 +195,16 @@ def test_a_driver_that_does_not_answer_makes_no_seat_unhealthy(tmp_path: Path) -
 
 
 def test_a_plugin_that_ends_leaves_no_device(tmp_path: Path) -> None:
-    async def test(kubelet: Kubelet, node: Node) -> None:
-        await node.plugin.close()
+    async def run() -> None:
+        kubelet = Kubelet(tmp_path)
+        await kubelet.start()
+        async with running(Node(tmp_path)):
+            await kubelet.has(ONE.resource, 8)
         await kubelet.has(ONE.resource, 0)
         assert not list(tmp_path.glob("kybernate-*"))
+        await kubelet.stop()
 
-    with_kubelet(test, tmp_path)
+    asyncio.run(run())
 
 
 # ---- the answers themselves
