@@ -1,7 +1,9 @@
 """Computes on GPUs and proves it: `payload.py one MIB [GPU]` or `payload.py ranks MIB`, with torch.
 
 Each step prints "step N sum X": a tensor of random integers is summed on the GPU and must give what it gave at first,
-a matrix product is done, and a counter on the GPU must agree with the one here. A wrong figure ends the program.
+a matrix product is done, and a counter on the GPU must agree with the one here. A wrong figure ends the program, and
+so does memory beyond its limit, of which it tries to get BEYOND_MIB. With STEPS_FROM it waits for a line of that FIFO
+after each step.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 STEP_SECONDS = 0.1
 PIECE = 64 << 20  # numbers added up together: a sum in 64 bits first makes a copy of twice the size
@@ -39,9 +42,32 @@ def one(mib: int, gpu: int, *, prefix: str = "", group: bool = False) -> None:
         require(total() == expected, "sum")
         require(torch.allclose(weights @ weights, product), "product")
         require(int(count) == step, "counter")
+        if beyond := os.environ.get("BEYOND_MIB"):
+            require_limit(int(beyond), device)
         sys.stdout.write(f"{prefix}step {step} sum {expected:x}\n")  # in one piece: the ranks share a pipe
         sys.stdout.flush()
+        await_turn()
+
+
+def await_turn() -> None:
+    """Wait for a line of the FIFO that STEPS_FROM names, where it does."""
+    if asked := os.environ.get("STEPS_FROM"):
+        with Path(asked).open() as lines:
+            lines.readline()
+    else:
         time.sleep(STEP_SECONDS)
+
+
+def require_limit(mib: int, device: object) -> None:
+    """End the program where so much memory can be had, which it may not have."""
+    import torch
+
+    try:
+        torch.empty(mib << 20, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    else:
+        require(False, f"{mib} MiB beyond the limit were allocated")
 
 
 def require(right: bool, what: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.gpu import scenarios
+from tests.gpu import scenarios, waking
 from tests.gpu.host_memory import GIB, total, touch_what_is_there
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, remove
 from tests.gpu.nvidia import Toolkit
@@ -22,6 +22,7 @@ from tests.gpu.zoo.cycles import run_cycles
 from tests.gpu.zoo.keeper import run_zoo
 from tests.gpu.zoo.table import WAYS, UnknownProgram, chosen
 
+BY_NAME = (scenarios.switches, waking.wakes_on_use, waking.vram_is_limited)
 SHARED_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 PRETENDED = "computes.py"
 SETTINGS = '{more}[gpu]\narena = "{gib}GiB"\n'
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
             *(scenarios.BY_NVIDIA if bench.toolkit else ()),
             *scenarios.ONE_GPU,
             *(scenarios.TWO_GPUS if len(gpus) > 1 and not arguments.pretended else ()),
-            *(one for one in scenarios.BY_NAME if one.__name__ in (arguments.only or ())),
+            *(one for one in BY_NAME if one.__name__ in (arguments.only or ())),
         ]
         arguments.out.mkdir(parents=True, exist_ok=True)
         done: list[str] = []

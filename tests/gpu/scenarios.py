@@ -400,6 +400,5 @@ def nccl_restored(bench: Bench) -> None:
 
 
 ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes, two_of_a_pod, as_user)
-BY_NAME = (switches,)
 BY_NVIDIA = (driver_is_given,)
 TWO_GPUS = (move, nccl_refused, nccl_restored)

@@ -3,15 +3,18 @@
 
 `computes.py [MIB] [STEP_MS] [DEVICE]`. Needs only the standard library. Every word is advanced on the GPU; the host
 knows the value of the first and the last word after each step, and the sum of all of them, and ends with status 3
-when the GPU's memory disagrees. A test workload.
+when the GPU's memory disagrees. With STEPS_FROM in its environment, it waits for a line of that FIFO after each step. A
+test workload.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from array import array
+from pathlib import Path
 
 FACTOR, OFFSET, WORD = 1664525, 1013904223, 2**32
 
@@ -69,7 +72,11 @@ def main() -> None:
             print(f"wrong: memory at step {step}", flush=True)
             sys.exit(3)
         print(f"step {step} checksum {expected:08x}", flush=True)
-        time.sleep(pause_ms / 1000)
+        if asked := os.environ.get("STEPS_FROM"):
+            with Path(asked).open() as lines:
+                lines.readline()
+        else:
+            time.sleep(pause_ms / 1000)
 
 
 if __name__ == "__main__":
