@@ -30,12 +30,12 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
     ExitCode.NOT_FOUND: ("Missing", "NoImage"),
     ExitCode.REFUSED: (
         "Ambiguous", "Claimed", "Denied", "Exhausted", "NotKybernate",
-        "NothingToCancel", "QuotaReached", "Refused", "ShimTooOld", "StoreDenied",
+        "NothingToCancel", "Refused", "ShimTooOld", "StoreDenied",
     ),
     ExitCode.TIMED_OUT: ( "TimedOut", "NotFinished",),
     ExitCode.UNAVAILABLE: (
-        "AgentUnreachable", "ContainerdUnreachable", "ImageRegistryUnreachable",
-        "JournalUnusable", "PeerFailed", "ShimGone", "StoreUnreachable", "Unavailable",
+        "AgentUnreachable", "ContainerdUnreachable", "JournalUnusable", "PeerFailed", "ShimGone", "StoreUnreachable",
+        "Unavailable",
     ),
     ExitCode.INTERRUPTED: ("Interrupted",),
 }  # fmt: skip

@@ -44,7 +44,7 @@ def push(
 ) -> Pushed:
     """Push the image and return the reference with its digest.
 
-    Raises Failure where a file is not as the manifest lists it, Failure, ImageRegistryUnreachable,
+    Raises Failure where a file is not as the manifest lists it, Failure, Unavailable,
     Failure, and what `progress` raises. The reference then names what it named before.
     """
     layers = layers_of(image)

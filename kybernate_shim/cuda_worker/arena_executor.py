@@ -26,7 +26,6 @@ from functools import partial
 from typing import assert_never
 
 from kybernate_shim.arena.control import BlockState, ControlFailed, ControlUnusable, Verb
-from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -236,12 +235,12 @@ class ArenaExecutor:
             self._drop(owner.pid)
 
     def _copies(self) -> ArenaCopier:
-        """Return our end, which maps the arena as it is from then on. Raises ArenaUnavailable."""
+        """Return our end, which maps the arena as it is from then on. Raises OSError."""
         with self._making:
             if self._transfer is None:
                 try:
                     self.memory.prepare()
-                except ArenaUnavailable:
+                except OSError:
                     if not self.memory.size:  # or what is there can be used, and has to be given back
                         raise
                 self._transfer = ArenaCopier(self.memory)

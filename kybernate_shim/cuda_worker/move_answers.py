@@ -7,20 +7,15 @@ import traceback
 from collections.abc import Callable
 
 from kybernate_shim.arena.control import ControlFailed, ControlUnusable
-from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.refusals import ArenaRefusal
 from kybernate_shim.cuda_worker.calls import DriverRefused
-from kybernate_shim.cuda_worker.deadline import JobOverdue
 from kybernate_shim.errors import Busy, NoRoom
 from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.worker_protocol.cuda_jobs import MoveAnswer
 from kybernate_shim.worker_protocol.messages import changed
 
 OUT_OF_MEMORY = 2  # the driver's
-FAILURES = (
-    *(ControlFailed, ControlUnusable, ControlUnusable, DriverRefused, JobOverdue),
-    *(NoRoom, Busy, ArenaUnavailable, OSError),
-)
+FAILURES = (ControlFailed, ControlUnusable, DriverRefused, NoRoom, Busy, OSError)
 
 
 def answered(work: Callable[[], MoveAnswer]) -> MoveAnswer:
@@ -43,6 +38,6 @@ def _refusal_of(error: Exception) -> ArenaRefusal:
         return ArenaRefusal.BUSY
     if isinstance(error, ControlFailed) and error.code == OUT_OF_MEMORY:
         return ArenaRefusal.NO_ROOM
-    if isinstance(error, ControlUnusable | ControlUnusable | JobOverdue):
+    if isinstance(error, ControlUnusable):
         return ArenaRefusal.LIBRARY  # the program's own doing, and no fault of the worker's
     return ArenaRefusal.FAILED

@@ -14,12 +14,12 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from kybernate_shim.gpu.errors import (
-    CudaCallFailed,
-    CudaDeadline,
     CudaError,
     CudaHelperLost,
     CudaUnavailable,
     GpuPair,
+    cuda_call_failed,
+    cuda_call_unanswered,
     join,
 )
 from kybernate_shim.gpu.helper_answers import (
@@ -58,7 +58,7 @@ class CudaHelper:
 
     The methods that change processes call the driver on all `pids` in parallel, wait for every one of them, and return
     the seconds that each took. They raise the first failure, with the others as its notes:
-    CudaCallFailed or CudaDeadline, of which `done` names the processes that went through, CudaHelperLost when that is
+    CudaCallFailed, of which `done` names the processes that went through, CudaHelperLost when that is
     not known, CudaUnavailable when nothing was asked at all.
     """
 
@@ -331,7 +331,7 @@ def _seconds(verb: str, reply: wire.VerbResponse, timeout: float) -> dict[int, f
 
 def _error(verb: str, outcome: wire.Outcome, timeout: float, done: Sequence[int]) -> CudaError:
     if outcome.kind == wire.Outcome.DEADLINE:
-        return CudaDeadline(verb, outcome.pid, timeout, done=done)
+        return cuda_call_unanswered(verb, outcome.pid, timeout, done=done)
     if outcome.kind == wire.Outcome.WORKER_DIED:
-        return CudaCallFailed(verb, outcome.pid, "worker died", outcome.text, done=done)
-    return CudaCallFailed(verb, outcome.pid, outcome.name, outcome.text, done=done)
+        return cuda_call_failed(verb, outcome.pid, "worker died", outcome.text, done=done)
+    return cuda_call_failed(verb, outcome.pid, outcome.name, outcome.text, done=done)

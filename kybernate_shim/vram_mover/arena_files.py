@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from kybernate_shim.arena.control import MOST_BLOCKS, MOST_BYTES
-from kybernate_shim.arena.errors import ArenaIncomplete, ArenaUnavailable
+from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.extents import HOLE, Extent, Kept, parts
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -104,7 +104,7 @@ def claim(memory: Memory, saved: Sequence[ArenaFile], near: int = NO_NODE) -> li
         seen = [look for one in saved for look in _seen(one)]
         account = f"the restore by process {ours.pid}"  # until `hand_over`
         kept = iter(memory.update(ours, blocks, seen, near=[near] * len(blocks), account=account).kept)
-    except (NoRoom, ArenaUnavailable) as error:
+    except (NoRoom, OSError) as error:
         raise VramError(str(error)) from error
     return [[next(kept) for _ in one.blocks] for one in saved]
 
