@@ -24,6 +24,12 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 
 
+class TlsMissing(Failure, ValueError):
+    """An address of TCP, and nothing that says by which certificate to call it: a program has passed too little."""
+
+    advice = "name `ca`, `certificate` and `key` in a context or in client.toml, or pass tls=Tls(…)"
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """An address in gRPC's form, with what TLS needs; without `tls` it is a UNIX socket of this machine."""
@@ -48,7 +54,7 @@ def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[st
     """Return the target that `address` means: a path or unix:PATH, HOST:PORT with TLS, or the name of a context.
 
     "" is $KYBERNATE_AGENT, and without that the node's own socket. HOST:PORT without `tls` has that of client.toml.
-    Raises Failure for TCP without TLS: the agent knows its callers there by their certificates alone.
+    Raises TlsMissing for TCP without TLS: the agent knows its callers there by their certificates alone.
     """
     wanted = address or environment.get(VARIABLE, "") or LOCAL
     wanted = DEFAULT_SOCKET if wanted == LOCAL else wanted
@@ -60,10 +66,7 @@ def target_of(address: str = "", tls: Tls | None = None, environment: Mapping[st
     if tls is None:
         tls = load().tls
     if tls is None:
-        raise Failure(
-            f"{wanted} needs TLS, and there is no certificate for it",
-            advice="name `ca`, `certificate` and `key` in a context or in client.toml, or pass tls=Tls(…)",
-        )
+        raise TlsMissing(f"{wanted} needs TLS, and there is no certificate for it")
     return Endpoint(wanted, tls)
 
 
