@@ -123,8 +123,8 @@ def load(
 ) -> None:
     """Copy files of an image to where `claim` has found room for them, and compare the digests.
 
-    To whom the bytes are handed over meanwhile must not run before all have been compared. Raises a VramError,
-    VramError among them; then the room is free.
+    To whom the bytes are handed over meanwhile must not run before all have been compared. Raises a VramError;
+    then the room is free.
     """
     ours, base = ArenaOwner.of(os.getpid()), 0
     try:

@@ -134,7 +134,7 @@ class PeerSource:
     directory: Path | None = None
 
     async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
-        """Raises PeerFailed after some time without an answer, PeerFailed; see Source."""
+        """Raises PeerFailed, also after some time without an answer; see Source."""
         await Reading(self, sink, transfer, have, self._connection).run()
 
     async def again(self, token: str) -> None:

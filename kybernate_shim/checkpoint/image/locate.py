@@ -32,8 +32,8 @@ BENEATH: Final = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
 def locate(wanted: Wanted, requester: Requester, config: Config) -> Path:
     """Return the directory of the image that is wanted, whether it holds one or not.
 
-    For a tenant it is a directory that only root can write, and was found without links. Raises Refused and
-    Refused.
+    For a tenant it is a directory that only root can write, and was found without links. Raises Refused, and for a
+    tenant CheckpointNotFound where there is no such directory.
     """
     if may(requester, Right.ANY_PATH, config):
         return root_of(wanted.name, config) / wanted.name
