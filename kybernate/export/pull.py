@@ -39,7 +39,7 @@ NOTHING = "nothing was kept"
 
 @dataclass(frozen=True)
 class Fetched:
-    """An image in a directory of its own. `name` is what it was called, "" for nothing usable; `digest` is OCI's."""
+    """An image in a directory of its own. `name` is what it was called, "" if unusable; `digest` is OCI's."""
 
     image: Image
     name: str

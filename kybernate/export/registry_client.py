@@ -160,7 +160,7 @@ class ImageRegistryClient:
         self._http.request("DELETE", place, timeout=5)
 
     def attempts(self, do: Callable[[], httpx.Response]) -> httpx.Response:
-        """Return the answer of a request, after a few attempts. Raises Unavailable."""
+        """Return the answer of a request, after a few attempts. Raises Unavailable and Failure."""
         for attempt in range(ATTEMPTS):
             self.require_running()
             try:

@@ -37,7 +37,7 @@ class Holding:
 
     @property
     def charged(self) -> int:
-        """Return what no one else can have: its share, or what it may still keep of a larger one."""
+        """Return what no other holder can have: its share, or what it may still keep of a larger one."""
         return max(self.granted, self.kept)
 
 

@@ -110,14 +110,14 @@ def _require_own_directory(base: int, name: str, root: Path) -> None:
 
 
 def _missing(path: Path, name: str, wanted: Wanted, requester: Requester, config: Config) -> Missing:
-    """Explain that there is no such image; one in the layout of older releases is named with the remedy."""
+    """Explain that there is no such image; one that is in no namespace's directory is named with the remedy."""
     from kybernate_shim.checkpoint.image.store import CheckpointNotFound
 
     old = config.checkpoint_root / name
     advice = ""
     if "/" not in name and old != path and _is_of(old, requester.namespace):
         advice = (
-            f". There is an image {old}, where older releases kept all namespaces' images: the node's administrator can"
+            f". There is an image {old}, which is in no namespace's directory: the node's administrator can"
             f" give it to this namespace with `kybernate import {old} --namespace {requester.namespace}`"
         )
     return CheckpointNotFound(f"{wanted.by}: {path}: no such directory{advice}. Nothing was restored")
