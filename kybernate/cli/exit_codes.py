@@ -30,7 +30,7 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
     ExitCode.NOT_FOUND: ("Missing", "NoImage"),
     ExitCode.REFUSED: (
         "Ambiguous", "Claimed", "Denied", "Exhausted", "NotKybernate",
-        "NothingToCancel", "Refused", "ShimTooOld", "StoreDenied",
+        "NothingToCancel", "QuotaReached", "Refused", "ShimTooOld", "StoreDenied",
     ),
     ExitCode.TIMED_OUT: ( "TimedOut", "NotFinished",),
     ExitCode.UNAVAILABLE: (

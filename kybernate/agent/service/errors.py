@@ -28,7 +28,7 @@ CODES: Final[Mapping[grpc.StatusCode, tuple[str, ...]]] = {
     grpc.StatusCode.ALREADY_EXISTS: ("Claimed",),
     grpc.StatusCode.PERMISSION_DENIED: ("Denied",),
     grpc.StatusCode.UNAUTHENTICATED: ("CertificateExpired",),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ("Exhausted", "StoreFull"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ("Exhausted", "QuotaReached", "StoreFull"),
     grpc.StatusCode.UNAVAILABLE: (
         "ContainerdUnreachable", "JournalUnusable", "ShimGone", "Unavailable",
     ),

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kybernate.node.failure import Exhausted
+from kybernate.node.failure import Failure
 from kybernate_shim.linux.cgroup.hierarchies import UNIFIED, directories
 
 BLOCK: Final = 512  # bytes, of st_blocks
+
+
+class QuotaReached(Failure):
+    """The images of the caller's namespace, and the one that it asks for, are more than it may have: no wait helps."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Quota:
     setting: str = "self_socket.quota"
 
     async def require_room(self, directory: Path, prefix: str, pid: int, others: Iterable[int] = ()) -> None:
-        """Raise Exhausted unless the memory of the container of `pid` fits in addition to what is there.
+        """Raise QuotaReached unless the memory of the container of `pid` fits in addition to what is there.
 
         What is there are the images in `directory` whose names begin with `prefix`, and the memory of the containers of
         `others`, whose images are being written there. Memory on a GPU is not counted before: it counts with the next
@@ -35,7 +39,7 @@ class Quota:
 
         there, more = await asyncio.to_thread(measured)
         if there + more > (limit := self.limit()):
-            raise Exhausted(
+            raise QuotaReached(
                 f"images that containers have asked for take {there} bytes, and this one would take up to {more}: "
                 f"{limit} are allowed",
                 state="nothing was begun",

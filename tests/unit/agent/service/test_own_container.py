@@ -21,7 +21,7 @@ from kybernate.agent.operations.store import Wanted
 from kybernate.agent.service import idle, quota
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.own_container import Own, image_name, place_of
-from kybernate.agent.service.quota import Quota
+from kybernate.agent.service.quota import Quota, QuotaReached
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Denied, Exhausted, Failure, Invalid, Missing, Unavailable
 from kybernate.verbs.checkpoint import Checkpoint
@@ -201,7 +201,7 @@ def test_images_of_a_namespace_have_a_limit(world: World, tmp_path: Path, monkey
     asyncio.run(world.checkpoint())
     world.engine.end("op0")
     world.limit = 100_500
-    with pytest.raises(Exhausted, match="up to 1000"):
+    with pytest.raises(QuotaReached, match="up to 1000"):
         asyncio.run(world.checkpoint())
     assert len(world.engine.operations) == 1
 
@@ -216,7 +216,7 @@ def test_containers_of_a_namespace_share_its_limit_while_they_write(
 
     async def main() -> None:
         ended = await asyncio.gather(*map(world.checkpoint, others), return_exceptions=True)
-        assert [isinstance(one, Exhausted) for one in ended].count(True) == 2
+        assert [isinstance(one, QuotaReached) for one in ended].count(True) == 2
         assert len(world.engine.operations) == 2
         world.engine.end("op0")  # an image that takes nothing
         await world.checkpoint(next(own for own, one in zip(others, ended, strict=True) if isinstance(one, Exception)))
