@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from kybernate_shim import __version__
-from kybernate_shim.invocation import BadInvocation, Invocation, parse
+from kybernate_shim.errors import Invalid
+from kybernate_shim.invocation import Invocation, parse
 
 
 def run(argv: Sequence[str], *, without_server: str = "") -> int:
@@ -15,27 +16,28 @@ def run(argv: Sequence[str], *, without_server: str = "") -> int:
     `without_server` is why no fork server has done it, for the daemon's log.
     """
     try:
-        return _act(required(argv)._replace(without_server=without_server))
-    except BadInvocation as error:
+        invocation = required(argv)
+    except Invalid as error:
         sys.stderr.write(explained(error))
         return 2
+    return _act(invocation._replace(without_server=without_server))
 
 
 def required(argv: Sequence[str]) -> Invocation:
-    """Parse `argv` and return it if nothing is missing. Raises BadInvocation."""
+    """Parse `argv` and return it if nothing is missing. Raises Invalid."""
     invocation = parse(argv)
     if invocation.v or invocation.info:
         return invocation
     if not invocation.namespace:
-        raise BadInvocation("no -namespace given")
+        raise Invalid("no -namespace given")
     if not invocation.id:
-        raise BadInvocation("no -id given")
+        raise Invalid("no -id given")
     if not invocation.action:
-        raise BadInvocation("no action given: containerd starts the daemon itself through `start`")
+        raise Invalid("no action given: containerd starts the daemon itself through `start`")
     return invocation
 
 
-def explained(error: BadInvocation) -> str:
+def explained(error: Invalid) -> str:
     return f"containerd-shim-kybernate-v1: {error}\n"
 
 

@@ -30,7 +30,7 @@ def delete(invocation: Invocation) -> int:
     """Remove the container from its runtime, unmount its rootfs, and print a DeleteResponse.
 
     If its daemon is dead, its socket goes, too, and with the first container of a pod all that containerd has connected
-    to that daemon: it calls no `delete` for those, and their processes would run on without anybody who knows of them.
+    to that daemon: it calls no `delete` for those, and their processes would run on, and no program would know of them.
     Exits with 1, and with the reason on stderr, when something is left: containerd then keeps the bundle.
     """
     bundle = Bundle(Path(invocation.bundle or Path.cwd().parent / invocation.id))

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kybernate_shim.errors import Invalid
+
 _SWITCHES = frozenset({"debug", "v", "info"})
 _VALUES = frozenset({"namespace", "id", "socket", "bundle", "address", "publish-binary"})
-
-
-class BadInvocation(Exception):
-    """A flag without its value, or an action that no shim has."""
 
 
 class Invocation(NamedTuple):
@@ -39,7 +37,7 @@ def parse(argv: Sequence[str]) -> Invocation:
     """Read `argv` (without the program's name) in any of Go's spellings: -x v, -x=v, --x v, --x=v.
 
     Flags that we do not know are skipped, so that a newer containerd still finds its way.
-    Raises BadInvocation.
+    Raises Invalid.
     """
     found: dict[str, str | bool] = {}
     words = list(argv)
@@ -47,7 +45,7 @@ def parse(argv: Sequence[str]) -> Invocation:
         word = words.pop(0)
         if not word.startswith("-"):
             if word not in ("start", "delete"):
-                raise BadInvocation(f"unknown action {word!r}: expected start or delete")
+                raise Invalid(f"unknown action {word!r}: expected start or delete")
             found["action"] = word
             continue
         name, equals, value = word.lstrip("-").partition("=")
@@ -56,7 +54,7 @@ def parse(argv: Sequence[str]) -> Invocation:
         elif name in _VALUES:
             if not equals:
                 if not words:
-                    raise BadInvocation(f"flag -{name} needs a value")
+                    raise Invalid(f"flag -{name} needs a value")
                 value = words.pop(0)
             found[name.replace("-", "_")] = value
     return Invocation(**found)  # type: ignore[arg-type]  # the two tables above give each name its type

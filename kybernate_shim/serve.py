@@ -24,7 +24,7 @@ from kybernate_shim.ttrpc import Server
 
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
 FLUSH_SECONDS = 10.0
-ANSWER_SECONDS = 1.0  # in which events shall arrive before Shutdown is answered; containerd waits for three
+ANSWER_SECONDS = 1.0  # in which events are to arrive before Shutdown is answered; containerd waits for three
 UNWANTED_SECONDS, UNWANTED_LOOKS = 10.0, 3
 IMPORT_SECONDS = 2.0
 

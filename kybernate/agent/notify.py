@@ -19,7 +19,10 @@ VARIABLES: Final = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET
 
 @dataclass(frozen=True)
 class Notifier:
-    """The socket of the service manager; "" where there is none. `watchdog` is its patience in seconds, 0 without."""
+    """The socket of the service manager; "" where there is none.
+
+    `watchdog` is how many seconds it waits for a sign of life, 0 for any time.
+    """
 
     address: str = ""
     watchdog: float = 0.0
@@ -33,7 +36,7 @@ class Notifier:
         return cls(environment.get("NOTIFY_SOCKET", ""), patience)
 
     def send(self, **fields: str) -> None:
-        """Send fields such as READY="1". A manager that does not hear is no reason to stop work."""
+        """Send fields such as READY="1". The work continues where the manager does not receive them."""
         if not self.address.startswith(("/", "@")):
             return
         address = self.address.replace("@", "\0", 1) if self.address.startswith("@") else self.address

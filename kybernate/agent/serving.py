@@ -116,7 +116,7 @@ class Serving:
         await self.health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
 
     def refresh(self) -> None:
-        """Read the certificates again. Raises Failure; the former ones stay in use for no one then."""
+        """Read the certificates again. Raises Failure; no connection begins with the former ones then."""
         if self._tls is not None:
             self._tls.refreshed()
 

@@ -92,8 +92,8 @@ def _status(call: Callable[[], Any]) -> int:
 def _leave(ending: BaseException | None) -> None:
     """End the process without ending the interpreter, where obstore has threads.
 
-    Before 3.14, an interpreter that ends kills any thread that asks for its lock. A thread of Rust's that is killed so
-    aborts the process: one of ten commands, after it had done its work. All else has ended by now.
+    Before 3.14, an interpreter that ends kills any thread that asks for its lock. A Rust thread that is killed in
+    this way aborts the process: one of ten commands, after it had done its work. All else has ended by now.
     """
     if isinstance(ending, SystemExit):
         sys.stdout.flush()

@@ -50,7 +50,7 @@ class Argument:
     def for_typer(self) -> Any:
         from typer import Argument as TyperArgument
 
-        from kybernate.cli import completion  # what commands do themselves needs it not
+        from kybernate.cli import completion  # the commands themselves do not need it
 
         complete = getattr(completion, self.completed_by) if self.completed_by else None
         return TyperArgument(metavar=self.metavar, help=self.help, show_default=False, autocompletion=complete)
@@ -156,7 +156,7 @@ class _Parameter:
 
 
 def _declared(command: Callable[..., Any]) -> list[_Parameter]:
-    """Return the parameters of a command. Raises NotUnderstood where one is not declared here, or of a type unknown."""
+    """Return the parameters of a command. Raises NotUnderstood for one of an unknown type or declaration."""
     hints = get_type_hints(command, include_extras=True)
     names = command.__code__.co_varnames[: command.__code__.co_argcount]
     required = len(names) - len(command.__defaults__ or ())

@@ -34,8 +34,8 @@ NAMES: Final[Mapping[ExitCode, tuple[str, ...]]] = {
     ),
     ExitCode.TIMED_OUT: ( "TimedOut", "NotFinished",),
     ExitCode.UNAVAILABLE: (
-        "AgentUnreachable", "ContainerdUnreachable", "ImageRegistryUnreachable",
-        "JournalUnusable", "PeerFailed", "ShimGone", "StoreUnreachable", "Unavailable",
+        "AgentUnreachable", "ContainerdUnreachable", "JournalUnusable", "PeerFailed", "ShimGone", "StoreUnreachable",
+        "Unavailable",
     ),
     ExitCode.INTERRUPTED: ("Interrupted",),
 }  # fmt: skip

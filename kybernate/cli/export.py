@@ -101,7 +101,7 @@ def compression_of(image: Image, wanted: Compression | None) -> Compression:
 
 
 def require_libraries(compression: Compression) -> None:
-    """Raise Unavailable where a layout cannot be compressed so."""
+    """Raise Unavailable where the library for this compression is missing."""
     try:
         if compression == Compression.ZSTD:
             import zstandard  # noqa: F401

@@ -79,7 +79,7 @@ def pull(
 
 @contextmanager
 def _source(reference: str, plain_http: bool, ca: Path | None, file: Path | None, parallel: int) -> Iterator[Source]:
-    """Give what a reference or a path means."""
+    """Yield the source that a reference or a path means."""
     if is_path(reference):
         with _exported(Path(reference)) as source:
             yield source

@@ -11,7 +11,7 @@ from kybernate.node.failure import Failure, Invalid, Unavailable
 from kybernate_shim.trace import VARIABLE as TRACE
 from kybernate_shim.undo import in_words
 
-KEPT = "\n\t"  # what a message of ours is made of, and what it quotes cannot abuse
+KEPT = "\n\t"  # kept as they are in our messages; a text that is quoted cannot do harm with them
 
 
 class Interrupted(Failure):
@@ -31,7 +31,7 @@ def is_expected(error: Exception) -> bool:
     """Return whether it is a failure to be explained; other errors are defects."""
     if isinstance(error, Failure):
         return True
-    config = sys.modules.get("kybernate_shim.config")  # what has not read a configuration cannot have failed by one
+    config = sys.modules.get("kybernate_shim.config")  # without this module loaded, no configuration was read
     return config is not None and isinstance(error, config.ConfigInvalid)
 
 

@@ -99,7 +99,7 @@ def _is_there(path: Path) -> bool:
 
 
 def use(name: str, file: Path | None = None) -> Path:
-    """Make a context the current one in the user's file, and return the file. Raises Missing."""
+    """Make a context the current one in the user's file, and return the file. Raises Missing and Failure."""
     import tomlkit  # which keeps comments; no other call needs it
 
     if name != LOCAL:

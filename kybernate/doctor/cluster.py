@@ -12,9 +12,9 @@ from typing import Final
 
 import psutil
 
-from kybernate.agent.kubernetes.access import Access, AccessUnusable, access_of, of_kubeconfig
+from kybernate.agent.kubernetes.access import Access, access_of, of_kubeconfig
 from kybernate.agent.settings import Kubernetes
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Invalid
 from kybernate.node.finding import HealthFinding
 from kybernate_shim.linux.process import is_nodes_own
 
@@ -62,7 +62,7 @@ def gather(settings: Kubernetes) -> ClusterFacts:
     kubelet, argv = _kubelet()
     try:
         access = access_of(settings.kubeconfig, os.environ) or _kubelets(argv)
-    except AccessUnusable as error:
+    except Invalid as error:
         return ClusterFacts(kubelet, "", problem=str(error))
     if access is None:
         return ClusterFacts(kubelet)
@@ -89,7 +89,7 @@ def _kubelets(argv: Sequence[str]) -> Access | None:
         if name == "--kubeconfig":
             try:
                 return of_kubeconfig(Path(value or following))
-            except AccessUnusable:
+            except Invalid:
                 return None
     return None
 

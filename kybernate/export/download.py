@@ -13,15 +13,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 
 from kybernate.export.documents import Descriptor
-from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable
+from kybernate.export.errors import ArtefactOdd
 from kybernate.export.registry_client import ATTEMPTS, ImageRegistryClient, refusal
+from kybernate.node.failure import Unavailable
 
 PART = 8 << 20  # bytes of one request
 PIECE = 1 << 20
 
 
 def blob(client: ImageRegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
-    """Yield a blob's bytes, uncompared. Raises ImageRegistryUnreachable and Failure."""
+    """Yield a blob's bytes, uncompared. Raises Unavailable and Failure."""
     starts = range(0, descriptor.size, PART)
     if len(starts) < 2:
         yield from _whole(client, descriptor)
@@ -54,7 +55,7 @@ def _parallel(client: ImageRegistryClient, descriptor: Descriptor, starts: range
 def _given(part: Future[bytes | None]) -> bytes:
     found = part.result()
     if found is None:
-        raise ImageRegistryUnreachable("the image registry ignores the range of a request, after it kept to another")
+        raise Unavailable("the image registry ignores the range of a request, after it kept to another")
     return found
 
 
@@ -68,11 +69,11 @@ def _part(client: ImageRegistryClient, descriptor: Descriptor, start: int) -> by
                 return None
             if len(found) == size:
                 return bytes(found)
-        except ImageRegistryUnreachable:
+        except Unavailable:
             if attempt == ATTEMPTS - 1:
                 raise
         client.pause(attempt)
-    raise ImageRegistryUnreachable(f"blob {descriptor.digest} ends too early, again and again")
+    raise Unavailable(f"blob {descriptor.digest} ends too early, again and again")
 
 
 def _append(client: ImageRegistryClient, descriptor: Descriptor, start: int, size: int, found: bytearray) -> bool:
@@ -101,11 +102,11 @@ def _whole(client: ImageRegistryClient, descriptor: Descriptor) -> Iterator[byte
                 yield piece
             if done >= descriptor.size:
                 return
-        except ImageRegistryUnreachable:
+        except Unavailable:
             if attempt == ATTEMPTS - 1:
                 raise
         client.pause(attempt)
-    raise ImageRegistryUnreachable(f"blob {descriptor.digest} ends too early, again and again")
+    raise Unavailable(f"blob {descriptor.digest} ends too early, again and again")
 
 
 def _from_begin(client: ImageRegistryClient, descriptor: Descriptor, skip: int) -> Iterator[bytes]:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from kybernate.node.failure import Failure
 
 
-class ImageRegistryUnreachable(Failure):
-    """The image registry did not answer, or not as its protocol has it."""
-
-
 class ArtefactOdd(Failure):
     """What was read is no checkpoint image that an export has written, or it was changed on its way."""
 

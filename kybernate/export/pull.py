@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable
+from kybernate.export.errors import ArtefactOdd
 from kybernate.export.layer_record import LayerRecord
 from kybernate.export.sources import Source
 from kybernate.export.unpack import Unpacking
 from kybernate.node.audited import audit, image_ref
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 from kybernate.node.images import STAGING
 from kybernate.node.reading import OnProgress
 from kybernate.node.trusted import known_keys, ring_of, signature_of, weak_files
@@ -39,7 +39,7 @@ NOTHING = "nothing was kept"
 
 @dataclass(frozen=True)
 class Fetched:
-    """An image in a directory of its own. `name` is what it was called, "" for nothing usable; `digest` is OCI's."""
+    """An image in a directory of its own. `name` is what it was called, "" if unusable; `digest` is OCI's."""
 
     image: Image
     name: str
@@ -97,7 +97,7 @@ def fetching(config: Config, reference: str = "") -> Iterator[Fetching]:
     with held(lock):
         try:
             yield Fetching(directory, continued=bool(reference))
-        except ImageRegistryUnreachable:
+        except Unavailable:
             if not reference:
                 shutil.rmtree(directory, ignore_errors=True)
             raise

@@ -44,8 +44,8 @@ def push(
 ) -> Pushed:
     """Push the image and return the reference with its digest.
 
-    Raises Failure where a file is not as the manifest lists it, Failure, ImageRegistryUnreachable,
-    Failure, and what `progress` raises. The reference then names what it named before.
+    Raises Failure, also where a file is not as the manifest lists it, Unavailable, and what `progress` raises. The
+    reference then names what it named before.
     """
     layers = layers_of(image)
     count = _Count(2 * sum(layer.bytes for layer in layers), progress)

@@ -44,7 +44,7 @@ class Reference:
 
 
 def parsed(text: str, *, default_tag: str = "latest") -> Reference:
-    """Return the reference that a text is. Raises Failure."""
+    """Parse a reference to an image. Raises Invalid."""
     name, at, digest = text.partition("@")
     host, slash, path = name.partition("/")
     repository, _, tag = path.partition(":")

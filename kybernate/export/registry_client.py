@@ -24,10 +24,10 @@ from kybernate.export.answers import document_of
 from kybernate.export.challenge import RegistryAuth
 from kybernate.export.credentials import Credentials
 from kybernate.export.documents import DIGEST, INDEX, MANIFEST, MOST_DOCUMENT, Descriptor
-from kybernate.export.errors import ArtefactOdd, ImageRegistryUnreachable
+from kybernate.export.errors import ArtefactOdd
 from kybernate.export.guard import CONTENT, Guard
 from kybernate.export.reference import Reference
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 
 ATTEMPTS = 6
 FIRST_ATTEMPTS = 3  # before a registry has answered at all: its name may be wrong
@@ -135,7 +135,7 @@ class ImageRegistryClient:
         """Return the absolute address that a response names for an upload."""
         found = response.headers.get("location", "")
         if not found:
-            raise ImageRegistryUnreachable(f"{self.reference.host} names no place for an upload")
+            raise Unavailable(f"{self.reference.host} names no place for an upload")
         try:
             place = response.request.url.join(found)
         except httpx.InvalidURL as error:
@@ -146,7 +146,7 @@ class ImageRegistryClient:
     # -- requests
 
     def call(self, method: str, url: str | httpx.URL, **options: Any) -> httpx.Response:
-        """Do a request, again where it may help; its body is bytes. Raises ImageRegistryUnreachable."""
+        """Do a request, again where it may help; its body is bytes. Raises Unavailable."""
         return self.attempts(lambda: self._http.request(method, url, **options))
 
     def once(
@@ -160,7 +160,7 @@ class ImageRegistryClient:
         self._http.request("DELETE", place, timeout=5)
 
     def attempts(self, do: Callable[[], httpx.Response]) -> httpx.Response:
-        """Return the answer of a request, after a few attempts. Raises ImageRegistryUnreachable."""
+        """Return the answer of a request, after a few attempts. Raises Unavailable and Failure."""
         for attempt in range(ATTEMPTS):
             self.require_running()
             try:
@@ -177,10 +177,10 @@ class ImageRegistryClient:
         raise AssertionError("the last attempt returns or raises")
 
     def failed(self, error: httpx.TransportError, attempt: int) -> None:
-        """Wait after an attempt that failed. Raises ImageRegistryUnreachable after the last one."""
+        """Wait after an attempt that failed. Raises Unavailable after the last one."""
         last = (ATTEMPTS if self._answered else FIRST_ATTEMPTS) - 1
         if attempt >= last or "SSL" in str(error):
-            raise ImageRegistryUnreachable(
+            raise Unavailable(
                 f"{self.reference.host} cannot be reached: {error}",
                 advice="--plain-http is for a registry without TLS, --ca names the certificate of its authority",
             ) from error
@@ -205,7 +205,7 @@ class ImageRegistryClient:
             self._require_secure(response.url)
             yield response
         except httpx.TransportError as error:
-            raise ImageRegistryUnreachable(f"{self.reference.host} broke off: {error}") from error
+            raise Unavailable(f"{self.reference.host} broke off: {error}") from error
         except httpx.RequestError as error:
             raise Failure(f"{self.reference.host} gives nothing that can be used: {error}") from error
         finally:
@@ -247,4 +247,4 @@ def _trust(ca: Path | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=str(ca))
     except (OSError, ssl.SSLError) as error:
-        raise ImageRegistryUnreachable(f"{ca} has no certificates that can be read: {error}") from error
+        raise Unavailable(f"{ca} has no certificates that can be read: {error}") from error

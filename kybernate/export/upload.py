@@ -13,9 +13,8 @@ from enum import StrEnum
 import httpx
 
 from kybernate.export.documents import Descriptor
-from kybernate.export.errors import ImageRegistryUnreachable
 from kybernate.export.registry_client import ATTEMPTS, ImageRegistryClient, Stopped, refusal
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Failure, Unavailable
 
 PART = 8 << 20  # bytes of one request
 BYTES = "application/octet-stream"
@@ -34,7 +33,7 @@ class Sent(StrEnum):
 def upload(client: ImageRegistryClient, descriptor: Descriptor, pieces: Pieces) -> Sent:
     """Bring a blob into the repository; `pieces` gives its bytes, again at each call.
 
-    Raises Failure and ImageRegistryUnreachable; the upload is given up then, and its blob is not there.
+    Raises Failure and Unavailable; the upload is given up then, and its blob is not there.
     """
     if client.has_blob(descriptor):
         return Sent.KNOWN
@@ -99,10 +98,10 @@ class _Upload:
                 self._client.pause(attempt, response.headers.get("retry-after", ""))
             done = self._received() - offset
             if not 0 <= done <= len(part):
-                raise ImageRegistryUnreachable(f"{self._client.reference.host} has lost a part of an upload")
+                raise Unavailable(f"{self._client.reference.host} has lost a part of an upload")
             if done == len(part):
                 return True
-        raise ImageRegistryUnreachable(f"{self._client.reference.host} takes a part of an upload never as a whole")
+        raise Unavailable(f"{self._client.reference.host} takes a part of an upload never as a whole")
 
     def _headers(self, start: int, part: bytes) -> dict[str, str]:
         return {"Content-Type": BYTES, "Content-Range": f"{start}-{start + len(part) - 1}"}

@@ -27,6 +27,14 @@ class OperationState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUCCEEDED: _ClassVar[OperationState]
     FAILED: _ClassVar[OperationState]
     CANCELLED: _ClassVar[OperationState]
+
+class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLICA_STATE_UNSPECIFIED: _ClassVar[ReplicaState]
+    COMPLETE: _ClassVar[ReplicaState]
+    COPYING: _ClassVar[ReplicaState]
+    DAMAGED: _ClassVar[ReplicaState]
+    MISSING: _ClassVar[ReplicaState]
 BOOKMARK_UNSPECIFIED: Bookmark
 BOOKMARK_SNAPSHOT_BEGIN: Bookmark
 BOOKMARK_SNAPSHOT_END: Bookmark
@@ -37,6 +45,11 @@ CANCELLING: OperationState
 SUCCEEDED: OperationState
 FAILED: OperationState
 CANCELLED: OperationState
+REPLICA_STATE_UNSPECIFIED: ReplicaState
+COMPLETE: ReplicaState
+COPYING: ReplicaState
+DAMAGED: ReplicaState
+MISSING: ReplicaState
 
 class GetNodeRequest(_message.Message):
     __slots__ = ()
@@ -901,11 +914,11 @@ class Replica(_message.Message):
     tier: str
     node: str
     place: str
-    state: str
+    state: ReplicaState
     bytes: int
     verified: _timestamp_pb2.Timestamp
     name: str
-    def __init__(self, tier: _Optional[str] = ..., node: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., bytes: _Optional[int] = ..., verified: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+    def __init__(self, tier: _Optional[str] = ..., node: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., bytes: _Optional[int] = ..., verified: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PinImageRequest(_message.Message):
     __slots__ = ("image", "pinned")

@@ -1,4 +1,4 @@
-"""Files of Kybernate that other users can read or change: what older releases have left, and what a hand has made.
+"""Files of Kybernate that other users can read or change: what was copied, or changed by hand.
 
 Images hold the memory of containers, with their keys and passwords. Everything is reached through descriptors, from /
 down, and no link is followed: what was looked at is what is changed.

@@ -1,7 +1,7 @@
 """The checkpoint images of this node: what lies below the checkpoint root and the trusted roots, and which are usable.
 
-A pod's image lies at `checkpoint_root/<namespace>/<name>`; an image of a container without a pod, and any image of an
-older release, at `checkpoint_root/<name>`. Below a trusted root, the path says nothing about the namespace.
+A pod's image lies at `checkpoint_root/<namespace>/<name>`; an image of a container without a pod at
+`checkpoint_root/<name>`. Below a trusted root, the path says nothing about the namespace.
 
 The directories may hold anything: no link is followed, nothing but manifests is opened, the number of entries is
 limited, and an image that cannot be read is an entry of the list like any other.
@@ -33,7 +33,6 @@ from kybernate_shim.config import Config
 from kybernate_shim.trust.keys import KeyRing
 
 State = Literal[
-    "old layout",
     "wrong namespace",
     "unsigned",
     "foreign",
@@ -282,7 +281,7 @@ def _states(place: ImagePlace, image: Image, signed: Signed, openness: Openness)
     if signed.fault:
         yield ("unsigned" if signed.fault == "unsigned" else "foreign"), signed.reason
     if not place.trusted and source.pod and not place.namespace:
-        yield "old layout", f"pods of namespace {source.namespace} look below {place.root / source.namespace}"
+        yield "wrong namespace", f"pods of namespace {source.namespace} look below {place.root / source.namespace}"
     elif place.namespace and source.pod and place.namespace != source.namespace:
         yield (
             "wrong namespace",

@@ -1,7 +1,7 @@
 """The tasks of a namespace, without waiting for shims that do not answer.
 
 containerd's List asks one shim after another, and waits 2 s for each that is silent: one tenant whose shim is stopped
-would be everybody's delay. So a list that has not come soon is replaced by a question for each task, all at a time.
+would delay all others. So a list that has not come soon is replaced by a question for each task, all at a time.
 """
 
 from __future__ import annotations

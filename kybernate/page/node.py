@@ -159,7 +159,7 @@ def _image(one: wire.Image) -> view.Image:
         created=_seconds(one, "created"),
         bytes=one.bytes,
         vram_bytes=one.vram_bytes,
-        tiers=tuple(sorted({copy.tier for copy in one.replicas if copy.state == "complete"})),
+        tiers=tuple(sorted({copy.tier for copy in one.replicas if copy.state == wire.COMPLETE})),
         pinned=one.pinned,
         states=tuple(one.states),
         restore_seconds=one.last_restore_seconds,

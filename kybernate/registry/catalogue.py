@@ -122,8 +122,8 @@ class Catalogue:
     def remove(self, name: str, *, force: bool = False) -> ImageRow:
         """Remove an image with all its replicas from the registry, and return what it was.
 
-        The caller has removed the artefacts before: a rebuild brings back what is still there. Raises Failure
-        unless `force`, Missing, Ambiguous.
+        The caller has removed the artefacts before: a rebuild brings back what is still there. Raises Missing,
+        Ambiguous, and Refused for a pinned image unless `force`.
         """
 
         def work(connection: Connection) -> ImageRow:

@@ -82,7 +82,7 @@ class ImageRow:
     """An image with all its replicas, at least one. `key` is the manifest's digest, or begins with DAMAGED.
 
     `bytes` are the payload of all files, `created` is None where the manifest cannot be read. `lineage` has the parent
-    of an older registry's annotations where the manifest names none.
+    of the annotations where the manifest names none.
     """
 
     key: str

@@ -53,7 +53,7 @@ async def store_files(store: ChunkStore, directory: Path, content: bytes, name: 
 
 
 def require_same(known: Recipe, manifest: bytes) -> None:
-    """Raise Failure where the store has another image of that id: it would be lost."""
+    """Raise Refused where the store has another image of that id: it would be lost."""
     if not is_same_image(known.manifest, manifest):
         raise Refused(
             f"the store has image {known.id} with another manifest, under the name {known.name}: one of them is"

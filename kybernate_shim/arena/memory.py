@@ -37,7 +37,7 @@ from pathlib import Path
 from kybernate_shim.arena import banks, records, tmpfs
 from kybernate_shim.arena.accounts import account_of, drop_copies
 from kybernate_shim.arena.banks import Bank, Room
-from kybernate_shim.arena.errors import ArenaIncomplete, ArenaUnavailable, FillingEnded
+from kybernate_shim.arena.errors import filler_ended, never_copied
 from kybernate_shim.arena.extents import Extent, Kept, gaps, total, without_end
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import BlockPlan, Fate, PieceHashes, Update
@@ -83,23 +83,23 @@ class Memory:
         return banks.size_of(self.banks)
 
     def prepare(self, *, grow: bool = True) -> None:
-        """Mount the tmpfs and make the file, where they are not there, or are too small. Raises ArenaUnavailable.
+        """Mount the tmpfs and make the file, where they are not there, or are too small. Raises OSError.
 
         To let it `grow` is for the worker that has mapped all of it, and is to reach all that is given out.
         """
         if self.size and not (grow and banks.missing(self.banks, self._sizes)):
             return
+        if fault := banks.fault_of(self._sizes, numa.memory_of_nodes()):
+            raise OSError(fault)
         try:
             make_directory(self._folder)
-            if fault := banks.fault_of(self._sizes, numa.memory_of_nodes()):
-                raise ArenaUnavailable(fault)
             if not self._folder.is_mount():
                 tmpfs.mount_folder(self._folder)
             with self._gate():
                 if grow or not self.size:  # another process may have made it
                     self._grow()
         except OSError as error:
-            raise ArenaUnavailable(f"the arena in {self._folder} cannot be created: {error}") from error
+            raise OSError(f"the arena in {self._folder} cannot be created: {error}") from error
 
     def _grow(self) -> None:
         """Add the banks that are missing; they count once all of them are made."""
@@ -221,7 +221,7 @@ class Memory:
             shared = {other: read(self._record(other)) for other in others}
             for other, record in shared.items():
                 if record.pending:
-                    raise ArenaIncomplete(other.pid, sum(one.size for one in record.pending))
+                    raise never_copied(other.pid, sum(one.size for one in record.pending))
             all_kept = [replace(one, marks=b"") for record in shared.values() for one in record.kept]
             write(self._record(owner), Record(all_kept, account=f"the checkpoint by process {owner.pid}"))
         return {other: record.kept for other, record in shared.items()}
@@ -237,7 +237,7 @@ class Memory:
             record = read(self._record(owner))
             wanted = [one for kept in shares.values() for one in kept]
             if missing := sum(one.size for one in set(wanted) - {*record.kept, *record.pending}):
-                raise ArenaIncomplete(owner.pid, missing)
+                raise never_copied(owner.pid, missing)
             there = set(wanted) <= set(record.kept)
             for other, kept in shares.items():
                 handed = Record(list(kept), account=account_of(other.pid))
@@ -252,9 +252,9 @@ class Memory:
         write_number(self._filled(owner), size)
 
     def filled(self, owner: ArenaOwner) -> int:
-        """Return how many of the bytes that `owner` has are there, in order. Raises FillingEnded."""
+        """Return how many of the bytes that `owner` has are there, in order. Raises ArenaIncomplete."""
         if not owner.alive or not self._record(owner).exists():
-            raise FillingEnded(owner.pid)
+            raise filler_ended(owner.pid)
         return read_number(self._filled(owner))
 
     def kept(self, owner: ArenaOwner) -> list[Kept]:

@@ -64,7 +64,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RestorePlace:
-    """Where the image shall be restored. An empty text means unknown, and is not compared."""
+    """Where the image is to be restored. An empty text means unknown, and is not compared."""
 
     host: Host
     criu: str

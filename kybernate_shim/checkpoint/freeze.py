@@ -30,7 +30,7 @@ STOPPED: Final = "do_signal_stop"  # the kernel's function in which a stopped th
 def freeze_container(cgroup: Cgroup, *, seconds: float = SECONDS) -> None:
     """Freeze the cgroup where CRIU can seize its threads; blocks. What is frozen already may run meanwhile.
 
-    Raises FreezeTimedOut or FreezeTimedOut after `seconds`, or as Cgroup.freeze.
+    Raises FreezeTimedOut after `seconds`, or as Cgroup.freeze.
     """
     until, pause = time.monotonic() + seconds, PAUSE
     while True:

@@ -131,7 +131,7 @@ class Holders:
             raise InjectionFailed(f"the process that holds them: {error}") from error
 
     async def _stop(self, holder: WorkerClient, pid: int, seconds: float) -> Hold:
-        """Do as `stop` does, by one holder. Raises a WorkerError where it has ended, too."""
+        """Do as `stop` does, by one holder. Raises InjectionFailed, and a WorkerError where the holder has ended."""
         try:
             await holder.do(Stop(pid, seconds, self._helper), seconds=seconds + GRACE_SECONDS)
         except WorkerError:

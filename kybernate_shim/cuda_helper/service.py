@@ -21,7 +21,6 @@ from kybernate_shim.cuda_helper.answers import device, outcome_of
 from kybernate_shim.cuda_helper.arena_manager import ArenaManager
 from kybernate_shim.cuda_helper.covers import Covers
 from kybernate_shim.cuda_helper.driver_lock import NOT_RUNNING
-from kybernate_shim.cuda_helper.former_names import with_former_names
 from kybernate_shim.cuda_helper.holders import Holders, Uncovered
 from kybernate_shim.cuda_helper.log_events import event_of
 from kybernate_shim.cuda_helper.moved import Moved, NotMoved
@@ -92,20 +91,21 @@ class CudaService:
 
     def services(self) -> Services:
         """Return the table for the ttrpc server."""
-        methods = {
-            "Info": Method(wire.InfoRequest, self._counted(self.info)),
-            "States": Method(wire.StatesRequest, self._counted(self.states)),
-            "Lock": Method(wire.VerbRequest, self._counted(self._changing(self.lock))),
-            "Checkpoint": Method(wire.VerbRequest, self._counted(self._changing(self.checkpoint))),
-            "Restore": Method(wire.RestoreRequest, self._counted(self._changing(self.restore))),
-            "Unlock": Method(wire.VerbRequest, self._counted(self._changing(self.unlock))),
-            "Warm": Method(wire.VerbRequest, self._counted(self.warm)),
-            "Expect": Method(wire.ExpectRequest, self._counted(self.expect)),
-            "Offload": Method(wire.VerbRequest, self._counted(self._changing(self.offload))),
-            "Prefetch": Method(wire.PrefetchRequest, self._counted(self.prefetch)),
-            "Reload": Method(wire.VerbRequest, self._counted(self._changing(self.reload))),
+        return {
+            SERVICE: {
+                "Info": Method(wire.InfoRequest, self._counted(self.info)),
+                "States": Method(wire.StatesRequest, self._counted(self.states)),
+                "Lock": Method(wire.VerbRequest, self._counted(self._changing(self.lock))),
+                "Checkpoint": Method(wire.VerbRequest, self._counted(self._changing(self.checkpoint))),
+                "Restore": Method(wire.RestoreRequest, self._counted(self._changing(self.restore))),
+                "Unlock": Method(wire.VerbRequest, self._counted(self._changing(self.unlock))),
+                "Warm": Method(wire.VerbRequest, self._counted(self.warm)),
+                "Expect": Method(wire.ExpectRequest, self._counted(self.expect)),
+                "Offload": Method(wire.VerbRequest, self._counted(self._changing(self.offload))),
+                "Prefetch": Method(wire.PrefetchRequest, self._counted(self.prefetch)),
+                "Reload": Method(wire.VerbRequest, self._counted(self._changing(self.reload))),
+            }
         }
-        return {SERVICE: with_former_names(methods, self._log)}
 
     def take_over(self, lifetime: pool.Lifetime) -> None:
         """Begin to bring into order what a helper before this one has left stopped, when its workers are gone."""

@@ -39,7 +39,7 @@ class SharedWorker:
     async def do(self, job: ArenaJob, on_event: OnEvent = lambda event: None) -> MoveAnswer:
         """Do a job, which ends by itself when its seconds are over.
 
-        Raises a WorkerError, also where it does not end then, and WorkerError.
+        Raises a WorkerError, also where it does not end then.
         """
         worker = await self._ready()
         try:

@@ -19,27 +19,31 @@ job shares with other jobs, it holds for no longer than its own driver calls tak
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
 from kybernate_shim.arena.control import BlockState, ControlFailed, ControlUnusable, Verb
-from kybernate_shim.arena.errors import ArenaUnavailable
 from kybernate_shim.arena.extents import total
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.records import Record
+from kybernate_shim.arena.refusals import ArenaRefusal
+from kybernate_shim.cuda_worker.calls import DriverRefused
 from kybernate_shim.cuda_worker.copier import ArenaCopier, gpus_named
 from kybernate_shim.cuda_worker.deadline import JobDeadline
 from kybernate_shim.cuda_worker.finish import finish
-from kybernate_shim.cuda_worker.move_answers import OUT_OF_MEMORY, answered
 from kybernate_shim.cuda_worker.offload import PendingOffload, Tell
 from kybernate_shim.cuda_worker.prefetch import ArenaPrefetch
 from kybernate_shim.cuda_worker.program_blocks import movable, opened, require_possible
 from kybernate_shim.cuda_worker.room import RoomWait
 from kybernate_shim.cuda_worker.settle import Settling
+from kybernate_shim.errors import Busy, NoRoom
+from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.worker_protocol.cuda_jobs import (
     Copy,
@@ -53,8 +57,11 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
     Settle,
     Warm,
 )
-from kybernate_shim.worker_protocol.messages import JobDone
+from kybernate_shim.worker_protocol.messages import JobDone, changed
 from kybernate_shim.worker_protocol.server import JobCall
+
+OUT_OF_MEMORY = 2  # the driver's
+FAILURES = (ControlFailed, ControlUnusable, DriverRefused, NoRoom, Busy, OSError)
 
 
 @dataclass
@@ -90,28 +97,28 @@ class ArenaExecutor:
         assert_never(job)
 
     def warm(self, job: Warm) -> MoveAnswer:
-        return answered(lambda: self._warm(job.pid, JobDeadline(job.seconds)))
+        return _answered(lambda: self._warm(job.pid, JobDeadline(job.seconds)))
 
     def expect(self, job: Expect) -> MoveAnswer:
-        return answered(lambda: self._expect(job.pid, job.gpus))
+        return _answered(lambda: self._expect(job.pid, job.gpus))
 
     def offload(self, job: Offload) -> MoveAnswer:
-        return answered(lambda: self._offload(job.pid, JobDeadline(job.seconds)))
+        return _answered(lambda: self._offload(job.pid, JobDeadline(job.seconds)))
 
     def copy(self, job: Copy, tell: Tell) -> MoveAnswer:
-        return answered(lambda: self._copy(job.pid, JobDeadline(job.seconds), tell, early=job.early))
+        return _answered(lambda: self._copy(job.pid, JobDeadline(job.seconds), tell, early=job.early))
 
     def finish(self, job: Finish) -> MoveAnswer:
-        return answered(lambda: self._finish(job, JobDeadline(job.seconds)))
+        return _answered(lambda: self._finish(job, JobDeadline(job.seconds)))
 
     def prefetch(self, job: Prefetch) -> MoveAnswer:
-        return answered(lambda: self._prefetch(job))
+        return _answered(lambda: self._prefetch(job))
 
     def drop(self, job: Drop) -> MoveAnswer:
-        return answered(lambda: self._drop(job.pid))
+        return _answered(lambda: self._drop(job.pid))
 
     def settle(self, job: Settle) -> MoveAnswer:
-        return answered(lambda: self._settle(job, JobDeadline(job.seconds)))
+        return _answered(lambda: self._settle(job, JobDeadline(job.seconds)))
 
     def _warm(self, pid: int, job: JobDeadline) -> MoveAnswer:
         """Examine one block of each of the program's GPUs to learn which GPU of ours that is."""
@@ -236,13 +243,38 @@ class ArenaExecutor:
             self._drop(owner.pid)
 
     def _copies(self) -> ArenaCopier:
-        """Return our end, which maps the arena as it is from then on. Raises ArenaUnavailable."""
+        """Return our end, which maps the arena as it is from then on. Raises OSError."""
         with self._making:
             if self._transfer is None:
                 try:
                     self.memory.prepare()
-                except ArenaUnavailable:
+                except OSError:
                     if not self.memory.size:  # or what is there can be used, and has to be given back
                         raise
                 self._transfer = ArenaCopier(self.memory)
             return self._transfer
+
+
+def _answered(work: Callable[[], MoveAnswer]) -> MoveAnswer:
+    """Turn what a move raises into its answer, with its duration."""
+    began = time.monotonic()
+    try:
+        answer = work()
+    except FAILURES as error:
+        answer = MoveAnswer(_refusal_of(error), plain(str(error)))
+    except Exception as error:  # noqa: BLE001  # no process may end the worker, which others need
+        traceback.print_exc()
+        answer = MoveAnswer(ArenaRefusal.FAILED, plain(repr(error)))
+    return changed(answer, seconds=time.monotonic() - began)
+
+
+def _refusal_of(error: Exception) -> ArenaRefusal:
+    if isinstance(error, NoRoom):
+        return ArenaRefusal.FULL
+    if isinstance(error, ControlFailed) and error.busy:
+        return ArenaRefusal.BUSY
+    if isinstance(error, ControlFailed) and error.code == OUT_OF_MEMORY:
+        return ArenaRefusal.NO_ROOM
+    if isinstance(error, ControlUnusable):
+        return ArenaRefusal.LIBRARY  # the program's own doing, and no fault of the worker's
+    return ArenaRefusal.FAILED

@@ -238,7 +238,7 @@ class ArenaCopier:
             with self._hashing:
                 self._hasher(gpu)
         except (DriverRefused, Refused):
-            pass  # `look` will say so
+            pass  # `look` reports it
 
     def enter_named(self, uuids: Collection[str]) -> None:
         """Be ready to hash and to copy on the GPUs of these names, as far as they are here. Raises DriverRefused."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 
+from kybernate_shim.arena.control import ControlUnusable
+
 ANSWER_SECONDS = 20.0  # that a process has for one answer
 UNDO_SECONDS = 2.0  # that a job whose time is over has left, to leave its process in order
-
-
-class JobOverdue(Exception):
-    """The job's time is over. It has been given up, and what it had begun is undone or settled."""
 
 
 class JobDeadline:
@@ -20,14 +18,14 @@ class JobDeadline:
         self._until = time.monotonic() + seconds
 
     def check(self) -> None:
-        """Raise JobOverdue when the time is over. To be called between two slices of long work."""
+        """Raise ControlUnusable when the time is over. To be called between two slices of long work."""
         self.left()
 
     def left(self) -> float:
-        """Return for how many seconds to wait for an answer. Raises JobOverdue."""
+        """Return for how many seconds to wait for an answer. Raises ControlUnusable."""
         left = self._until - time.monotonic()
         if left <= 0:
-            raise JobOverdue(f"the arena abandoned the process after {self._seconds:g} s")
+            raise ControlUnusable(f"the arena abandoned the process after {self._seconds:g} s")
         return min(left, ANSWER_SECONDS)
 
     def undo_left(self) -> float:

@@ -50,7 +50,7 @@ class Filling:
     def portions(self, batch: Sequence[Kept]) -> Iterator[list[list[Part]]]:
         """Yield parts of each block of `batch` as soon as they may be read, one after the other, until it is all.
 
-        Raises FillingEnded, and what `check` raises.
+        Raises ArenaIncomplete, and what `check` raises.
         """
         if self._filler is None:
             yield [list(parts(one.extents)) for one in batch]

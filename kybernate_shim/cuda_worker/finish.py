@@ -23,8 +23,8 @@ def finish(
 ) -> MoveAnswer:
     """Copy what is pending; `kept` are descriptors of process `keeper` by the blocks' indexes.
 
-    Raises ControlUnusable where a block that the program has released is in no place, OSError where the keeper has
-    ended, and ControlUnusable where the program does not answer: it may be about to release more.
+    Raises ControlUnusable where a block that the program has released is in no place, or where the program does not
+    answer (it may be about to release more), and OSError where the keeper has ended.
     """
     program.ask(Verb.CLOSE)  # behind what it was asked before
     record = memory.record(owner)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kybernate_shim.cuda_worker import driver
-from kybernate_shim.cuda_worker.running_calls import RunningCalls
 from kybernate_shim.linux.kernel_text import plain
 from kybernate_shim.worker_protocol.cuda_jobs import (
     Checkpoint,
@@ -32,9 +33,41 @@ if TYPE_CHECKING:
     from kybernate_shim.cuda_worker.arena_executor import ArenaExecutor  # only one worker of a node needs it
 
 NOT_FOUND = 500  # the driver lacks a call
+MOST_SECONDS: Final = 60.0  # for the driver
 
 A = TypeVar("A", bound=DriverAnswer)
 T = TypeVar("T")
+
+
+class RunningCalls:
+    """The driver's checkpoints that run in a worker, which lives until they have ended, also without its helper.
+
+    A holder keeps the threads of these processes stopped meanwhile, and the next helper waits for the worker's end
+    before it has them covered.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Enclose a call."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def end(self) -> None:
+        """Return when all have ended, or take too long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._number, MOST_SECONDS)
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._number += change
+            self._changed.notify_all()
 
 
 class CudaJobHandler:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from kybernate_shim.arena.errors import FillingEnded
+from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.extents import Extent, total
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.records import Record
@@ -103,7 +103,7 @@ class ArenaPrefetch:
             for gpu in gpus_named([self._gpu]):
                 self._done = Prefetched(gpu)
                 self._copy(self._done)
-        except (Stopped, DriverRefused, FillingEnded):
+        except (Stopped, DriverRefused, ArenaIncomplete):
             pass  # where it was not stopped, there is no room on the GPU, or worse: then it shows when all is copied
 
     def _copy(self, done: Prefetched) -> None:

@@ -34,7 +34,7 @@ class Settling:
     """The settling of one program.
 
     `copier` returns our end of the copies, which is made when there is something to copy. `gently` says whether copies
-    to these GPUs have to leave room for others on the link. `hashing` is False where no hashes shall be made. `room`
+    to these GPUs have to leave room for others on the link. `hashing` is False where no hashes are to be made. `room`
     is what another process gives up for this one.
     """
 

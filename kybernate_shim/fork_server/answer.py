@@ -13,9 +13,10 @@ from pathlib import Path
 from kybernate_shim import bootstrap
 from kybernate_shim.actions import explained, required, run
 from kybernate_shim.bootstrap import protocol_of
+from kybernate_shim.errors import Invalid
 from kybernate_shim.fork_server.place import PROGRAM
 from kybernate_shim.fork_server.process_context import ProcessContext, adopt_context
-from kybernate_shim.invocation import BadInvocation, Invocation
+from kybernate_shim.invocation import Invocation
 from kybernate_shim.linux import sealed_program
 from kybernate_shim.linux.prctl import set_command_line
 from kybernate_shim.linux.process import parent_of
@@ -71,14 +72,14 @@ def _existing(argv: list[str], client: int) -> str | None:
         if path is None:
             return None
         return bootstrap.answer(path, protocol_of(parent_of(client), invocation.publish_binary))
-    except (BadInvocation, OSError, ValueError):
+    except (Invalid, OSError, ValueError):
         return None  # the slow path will report what is wrong
 
 
 def _start(connection: socket.socket, argv: list[str], client: int) -> int:
     try:
         invocation = required(argv)
-    except BadInvocation as error:
+    except Invalid as error:
         _reply(connection, 2, explained(error))
         return 2
     try:

@@ -34,7 +34,7 @@ COMMAND_LINE = [PROGRAM, "fork-server"]
 BACKLOG = 1024
 SCARCITY_SECONDS = 0.1
 CLONING = ("runc", "crun")  # that would make a copy of themselves for each container
-QUIET_SECONDS = 0.5  # in which the node's first container shall have the CPUs
+QUIET_SECONDS = 0.5  # in which the CPUs are left to the node's first container
 INOTIFY_BYTES = 4096
 WARM_UPS = 10  # an interpreter adapts code to its data after a few runs, and would do it in every daemon
 # What asyncio, protobuf, subprocess, ctypes and, for tracebacks, the library import for what no daemon does.

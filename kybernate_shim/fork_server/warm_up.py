@@ -196,7 +196,7 @@ async def _call(path: Path, ready: asyncio.Event) -> bool:
 
 @contextmanager
 def _output(path: Path) -> Iterator[Path]:
-    """Read a container's output where the daemon shall write it, as containerd does."""
+    """Read a container's output where the daemon is to write it, as containerd does."""
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -83,28 +83,24 @@ def cuda_memory_imported(pid: int) -> CudaError:
 class CudaCallFailed(CudaError):
     """A call on one process failed. `done` names the processes on which the same call succeeded."""
 
-    def __init__(self, verb: str, pid: int, name: str, text: str, *, done: Sequence[int] = ()) -> None:
-        consequence = _CONSEQUENCES.get((verb, name)) or _BY_ERROR.get(name) or _UNKNOWN_CONSEQUENCE
-        super().__init__(f"CUDA {verb} of process {pid} failed: {name} ({text}); {consequence}")
-        self.verb = verb
-        self.pid = pid
-        self.name = name
+    def __init__(self, message: str, *, done: Sequence[int] = ()) -> None:
+        super().__init__(message)
         self.done = tuple(done)
 
 
-class CudaDeadline(CudaError):
-    """A call on one process was not answered in time, and the worker process that waited was killed."""
+def cuda_call_failed(verb: str, pid: int, name: str, text: str, *, done: Sequence[int] = ()) -> CudaCallFailed:
+    """Return the error: the driver, or what calls it, has refused a call with the error `name`."""
+    consequence = _CONSEQUENCES.get((verb, name)) or _BY_ERROR.get(name) or _UNKNOWN_CONSEQUENCE
+    return CudaCallFailed(f"CUDA {verb} of process {pid} failed: {name} ({text}); {consequence}", done=done)
 
-    def __init__(self, verb: str, pid: int, seconds: float, *, done: Sequence[int] = ()) -> None:
-        super().__init__(
-            f"CUDA {verb} of process {pid} was not answered within {seconds:g} s and was abandoned; the driver may"
-            " still "
-            f"execute it, `kybernate cuda state` shows its state. A stopped or frozen process never answers: thaw it"
-        )
-        self.verb = verb
-        self.pid = pid
-        self.seconds = seconds
-        self.done = tuple(done)
+
+def cuda_call_unanswered(verb: str, pid: int, seconds: float, *, done: Sequence[int] = ()) -> CudaCallFailed:
+    """Return the error: a call on one process was not answered in time, and the worker that waited was killed."""
+    return CudaCallFailed(
+        f"CUDA {verb} of process {pid} was not answered within {seconds:g} s and was abandoned; the driver may still"
+        " execute it, `kybernate cuda state` shows its state. A stopped or frozen process never answers: thaw it",
+        done=done,
+    )
 
 
 def join(errors: Sequence[CudaError]) -> CudaError:

@@ -14,12 +14,12 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from kybernate_shim.gpu.errors import (
-    CudaCallFailed,
-    CudaDeadline,
     CudaError,
     CudaHelperLost,
     CudaUnavailable,
     GpuPair,
+    cuda_call_failed,
+    cuda_call_unanswered,
     join,
 )
 from kybernate_shim.gpu.helper_answers import (
@@ -45,10 +45,6 @@ INFO_SECONDS = 60.0
 # The helper answers by itself when a process's time is over; this is what the answer may take on top, cuInit included.
 SLACK_SECONDS = 75.0
 MOVE_ATTEMPTS = 3
-FORMER_NAMES: Final = {
-    "Offload": "Take",
-    "Reload": "Give",
-}  # by which a helper of an earlier release, still running, has them
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -58,7 +54,7 @@ class CudaHelper:
 
     The methods that change processes call the driver on all `pids` in parallel, wait for every one of them, and return
     the seconds that each took. They raise the first failure, with the others as its notes:
-    CudaCallFailed or CudaDeadline, of which `done` names the processes that went through, CudaHelperLost when that is
+    CudaCallFailed, of which `done` names the processes that went through, CudaHelperLost when that is
     not known, CudaUnavailable when nothing was asked at all.
     """
 
@@ -208,7 +204,7 @@ class CudaHelper:
 
     async def _call(self, client: Client, method: str, request: Message, reply: type[Reply], seconds: float) -> Reply:
         try:
-            return await self._by_either_name(client, method, request, reply, seconds)
+            return await client.call(SERVICE, method, request, reply, timeout=seconds)
         except TimeoutError as error:
             raise CudaHelperLost(f"CUDA {method}: the helper has not answered for {seconds:g} s") from error
         except ConnectionError as error:
@@ -217,16 +213,6 @@ class CudaHelper:
             if error.code is Code.UNAVAILABLE:
                 raise CudaUnavailable(error.message) from error
             raise CudaHelperLost(f"CUDA {method}: the helper answered {error}") from error
-
-    async def _by_either_name(
-        self, client: Client, method: str, request: Message, reply: type[Reply], seconds: float
-    ) -> Reply:
-        try:
-            return await client.call(SERVICE, method, request, reply, timeout=seconds)
-        except RpcError as error:
-            if error.code is not Code.UNIMPLEMENTED or method not in FORMER_NAMES:
-                raise
-            return await client.call(SERVICE, FORMER_NAMES[method], request, reply, timeout=seconds)
 
     async def _connected(self) -> Client:
         async with self._connecting:
@@ -331,7 +317,7 @@ def _seconds(verb: str, reply: wire.VerbResponse, timeout: float) -> dict[int, f
 
 def _error(verb: str, outcome: wire.Outcome, timeout: float, done: Sequence[int]) -> CudaError:
     if outcome.kind == wire.Outcome.DEADLINE:
-        return CudaDeadline(verb, outcome.pid, timeout, done=done)
+        return cuda_call_unanswered(verb, outcome.pid, timeout, done=done)
     if outcome.kind == wire.Outcome.WORKER_DIED:
-        return CudaCallFailed(verb, outcome.pid, "worker died", outcome.text, done=done)
-    return CudaCallFailed(verb, outcome.pid, outcome.name, outcome.text, done=done)
+        return cuda_call_failed(verb, outcome.pid, "worker died", outcome.text, done=done)
+    return cuda_call_failed(verb, outcome.pid, outcome.name, outcome.text, done=done)

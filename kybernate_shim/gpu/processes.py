@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, cuda_processes_keep_appearing, join
+from kybernate_shim.gpu.errors import CudaCallFailed, cuda_processes_keep_appearing, join
 from kybernate_shim.gpu.helper_answers import CudaProcess, State
 from kybernate_shim.gpu.helper_client import STATES_SECONDS, CudaHelper
 
@@ -56,7 +56,7 @@ async def _lock(helper: CudaHelper, pids: Sequence[int], timeout: float) -> list
     """Lock `pids` and return those that are locked; the ones that have ended meanwhile are no failure."""
     try:
         await helper.lock(pids, timeout)
-    except (CudaCallFailed, CudaDeadline) as error:
+    except CudaCallFailed as error:
         rest = [pid for pid in pids if pid not in error.done]
         if any(_alive(pid) for pid in rest):
             raise

@@ -87,7 +87,7 @@ def sync(path: Path) -> None:
 def _create(path: Path, mode: int) -> int:
     try:
         return os.open(path, _NEW, mode)
-    except FileExistsError:  # a killed process left it, perhaps as a second name of what it has written
+    except FileExistsError:  # a killed process left it; it may be a second name of what that has written
         path.unlink()
         return os.open(path, _NEW, mode)
 

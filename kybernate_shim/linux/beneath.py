@@ -119,7 +119,7 @@ def walk(
 
     What `skip` is true for is left out, with all below. `check` is called before each file, and ends the walk by what
     it raises. With `changing`, what is gone or was replaced meanwhile is left out. Without `read`, regular files are
-    pinned like all others. Raises OSError and other OSErrors.
+    pinned like all others. Raises OSError.
     """
     yield from _TreeWalk(top, skip, check, limits or Limits(), changing, read).all()
 

@@ -28,10 +28,10 @@ def not_in_dev(path: str, why: str) -> OSError:
 
 
 def make_char_device(pid: int, path: str, device: int) -> bool:
-    """Make the node `path` of a character device in the container of process `pid`, for everybody to read and write.
+    """Make the node `path` of a character device in the container of process `pid`, which all users may read and write.
 
     `path` is absolute, as the container sees it; `device` is from os.makedev. Return False where something of that name
-    is there already, whatever it is. Raises OSError and other OSErrors; nothing was made then.
+    is there already, whatever it is. Raises OSError; nothing was made then.
     """
     where = PurePosixPath(path)
     with (

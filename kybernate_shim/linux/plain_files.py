@@ -34,7 +34,7 @@ def open_plain(path: str | Path, *, directory: int | None = None, most: int | No
     """Return a close-on-exec descriptor of the regular file `path`, below the open `directory` if one is given.
 
     The last part of the name is not followed if it is a link. `most` is in bytes, None for any size. `flags` are for
-    open(2). Raises NotPlain, OSError and other OSErrors; nothing was opened for reading or writing then.
+    open(2). Raises NotPlain and other OSErrors; nothing was opened for reading or writing then.
     """
     name = os.fspath(path)
     look = os.open(name, LOOK, dir_fd=directory)
@@ -52,7 +52,7 @@ def open_plain(path: str | Path, *, directory: int | None = None, most: int | No
 def read_plain(path: str | Path, *, directory: int | None = None, most: int) -> bytes:
     """Return the content of the regular file `path`, of at most `most` bytes, also if it grows meanwhile.
 
-    Raises NotPlain, OSError and other OSErrors.
+    Raises NotPlain and other OSErrors.
     """
     fd = open_plain(path, directory=directory, most=most)
     try:

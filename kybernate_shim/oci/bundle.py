@@ -27,10 +27,6 @@ CONNECTED = "connected"  # in the bundle of a pod's first container: a directory
 RECORDS = (CONFIG, "runtime", "options.json", "kybernate.json")  # what a `delete` needs
 
 
-class PidMissing(Exception):
-    """A pid file is missing or holds no pid: the runtime said that it had started a process, and it had not."""
-
-
 @dataclass(frozen=True)
 class CleanupRecord:
     """What a container leaves behind when its daemon dies, as kybernate.json holds it.
@@ -150,18 +146,18 @@ class Bundle:
         return self._own(exec_id, ".exec.pid" if exec_id == "init" else ".pid")
 
     def init_pid(self) -> int:
-        """Return the pid of init on the host. Raises PidMissing."""
+        """Return the pid of init on the host. Raises OSError."""
         return _pid(self.init_pid_file)
 
     def init_pid_or_zero(self) -> int:
         """Return the pid of init on the host, 0 when the runtime wrote none."""
         try:
             return self.init_pid()
-        except PidMissing:
+        except OSError:
             return 0
 
     def exec_pid(self, exec_id: str) -> int:
-        """Return the pid of an exec on the host. Raises PidMissing."""
+        """Return the pid of an exec on the host. Raises OSError."""
         return _pid(self.exec_pid_file(exec_id))
 
     # -- Execs ------------------------------------------------------------------------------------------------------
@@ -266,7 +262,7 @@ def _pid(path: Path) -> int:
     try:
         pid = int(path.read_text())
     except (OSError, ValueError) as error:
-        raise PidMissing(f"{path}: {error}") from error
+        raise OSError(f"{path}: {error}") from error
     if pid <= 0:
-        raise PidMissing(f"{path}: {pid} is not a process ID")
+        raise OSError(f"{path}: {pid} is not a process ID")
     return pid

@@ -24,8 +24,9 @@ LIMIT = "KYBERNATE_VRAM"  # the bytes that are declared, and the file there
 
 
 def wants_library(spec: Spec, config: Config) -> bool:
-    """Return whether the container shall have the library: to move its VRAM at the link's speed, by its annotation or
-    the node's choice, or because of what it has declared.
+    """Return whether the container is to have the library: to move its VRAM fast, or because of what it has declared.
+
+    The first is by its annotation or the node's choice.
     """
     if declared_vram(spec, config) and config.pods_choice(spec.annotations, ANNOTATION) != "false":
         return True

@@ -293,7 +293,7 @@ def _named(error: type[Exception], *signs: str) -> Iterator[None]:
 
 @contextmanager
 def _stdio(fds: Mapping[int, int], console_socket: Path | None) -> Iterator[dict[int, int]]:
-    """Fill the gaps in `fds` with /dev/null, lest a container inherits the files that collect the runtime's output."""
+    """Fill the gaps in `fds` with /dev/null: no container may inherit the files that collect the runtime's output."""
     if console_socket is not None:
         yield {}
         return

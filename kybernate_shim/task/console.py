@@ -16,7 +16,6 @@ from termios import TIOCSWINSZ
 
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.linux.readiness import until_readable
-from kybernate_shim.task.ends import StdioUnavailable
 
 LONGEST_PATH = 107  # bytes in sockaddr_un.sun_path, less its NUL
 LARGEST_SIZE = 0xFFFF  # struct winsize has unsigned shorts
@@ -27,11 +26,11 @@ class ConsoleSocket:
     """A listening socket in a directory that only root may enter. `path` goes to the runtime's --console-socket."""
 
     def __init__(self, parent: Path) -> None:
-        """Bind below `parent`, made where it is missing. Raises StdioUnavailable for a path that is too long."""
+        """Bind below `parent`, made where it is missing. Raises OSError for a path that is too long."""
         self._directory = parent / f"pty-{os.urandom(8).hex()}"
         self.path = self._directory / "s"
         if len(os.fsencode(self.path)) > LONGEST_PATH:
-            raise StdioUnavailable(f"console socket {self.path}: the path is longer than {LONGEST_PATH} bytes")
+            raise OSError(f"console socket {self.path}: the path is longer than {LONGEST_PATH} bytes")
         make_directory(parent)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -46,7 +45,7 @@ class ConsoleSocket:
     async def receive(self, timeout: float) -> int:
         """Return the terminal's master, non-blocking, and close the socket: it serves one process.
 
-        Raises StdioUnavailable after `timeout` seconds, or when what comes is not a terminal.
+        Raises OSError after `timeout` seconds, or when what comes is not a terminal.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -55,7 +54,7 @@ class ConsoleSocket:
                     await until_readable(connection.fileno())
                     master = _receive_fd(connection)
         except TimeoutError:
-            raise StdioUnavailable(f"the runtime sent no terminal to {self.path} within {timeout:g} s") from None
+            raise OSError(f"the runtime sent no terminal to {self.path} within {timeout:g} s") from None
         finally:
             self.close()
         os.set_blocking(master, False)
@@ -80,9 +79,9 @@ def set_size(master: int, width: int, height: int) -> None:
 def _receive_fd(connection: socket.socket) -> int:
     _, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
     if not fds:
-        raise StdioUnavailable("the runtime's message on the console socket carried no descriptor")
+        raise OSError("the runtime's message on the console socket carried no descriptor")
     os.set_inheritable(fds[0], False)
     if not os.isatty(fds[0]):
         os.close(fds[0])
-        raise StdioUnavailable("the descriptor that the runtime sent is not a terminal")
+        raise OSError("the descriptor that the runtime sent is not a terminal")
     return fds[0]

@@ -22,10 +22,6 @@ CLIENT_SECONDS = 10.0
 FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05  # seconds between looks for the client
 
 
-class StdioUnavailable(Exception):
-    """A file that the client named for stdio cannot be opened."""
-
-
 class End:
     """A descriptor to copy from or to, and the descriptors that are only held open with it."""
 
@@ -92,14 +88,14 @@ def readable_bytes(fd: int) -> int:
 def open_input(path: str) -> End:
     """Open the FIFO `path` to read a client's input from; the write end held with it hides clients that leave.
 
-    Raises StdioUnavailable.
+    Raises OSError.
     """
     try:
         if not _is_fifo(path):
-            raise StdioUnavailable(f"stdin {path}: not a FIFO")
+            raise OSError(errno.EINVAL, "not a FIFO")
         reader, writer = _open_both(path)
     except OSError as error:
-        raise StdioUnavailable(f"stdin {path}: {error.strerror}") from error
+        raise OSError(f"stdin {path}: {error.strerror}") from error
     return End(reader, writer)
 
 
@@ -107,7 +103,7 @@ async def open_output(destination: Destination, *, client_seconds: float) -> End
     """Open a "path" or "file" to write a process's output to; the descriptor does not block.
 
     Waits up to `client_seconds` for the client to open its end of a FIFO, and continues without: output is then kept in
-    the FIFO until a client reads it. Raises StdioUnavailable.
+    the FIFO until a client reads it. Raises OSError.
     """
     path = destination.path
     try:
@@ -117,7 +113,7 @@ async def open_output(destination: Destination, *, client_seconds: float) -> End
             return End(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
         reader, writer = _open_both(path, await _open_beside_client(path, client_seconds))
     except OSError as error:
-        raise StdioUnavailable(f"output {path}: {error.strerror}") from error
+        raise OSError(f"output {path}: {error.strerror}") from error
     return End(writer, reader)
 
 

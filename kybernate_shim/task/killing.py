@@ -19,7 +19,7 @@ class Killing:
         self._container = container
 
     async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
-        """Send `signal`. Raises Missing when there is nothing left to signal."""
+        """Send `signal`. Raises Missing when the process has ended, and Refused for an exec that was not started."""
         container = self._container
         process = container.process(exec_id)
         whole = all and not exec_id  # the others of the container may outlive init, where they share a pid namespace

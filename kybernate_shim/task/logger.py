@@ -17,7 +17,7 @@ from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.readiness import until_readable
 from kybernate_shim.logs import Log
 from kybernate_shim.task.destination import STDERR, STDOUT, Destination
-from kybernate_shim.task.ends import End, StdioUnavailable
+from kybernate_shim.task.ends import End
 
 READY_SECONDS = 10.0
 TERM_SECONDS = 12.0  # containerd's own shim gives a logger this long
@@ -46,7 +46,7 @@ class Logger:
         log: Log,
         timeout: float = READY_SECONDS,
     ) -> Logger:
-        """Start the program and return once it is ready. Raises StdioUnavailable; nothing is left of it then."""
+        """Start the program and return once it is ready. Raises OSError; nothing is left of it then."""
         argv = [destination.path, *destination.arguments]
         environment = {"CONTAINER_ID": container, "CONTAINER_NAMESPACE": namespace}
         ends: dict[int, End] = {}
@@ -60,7 +60,7 @@ class Logger:
                 try:
                     child = children.spawn(argv, env=environment, fds=fds)
                 except OSError as error:
-                    raise StdioUnavailable(f"logger {destination.path}: {error.strerror}") from error
+                    raise OSError(f"logger {destination.path}: {error.strerror}") from error
             logger = cls(child, ends, log)
             undo.callback(logger.kill)
             await _until_ready(ready.fd, child, destination.path, timeout)
@@ -109,9 +109,9 @@ async def _until_ready(fd: int, child: Child, path: str, timeout: float) -> None
         async with asyncio.timeout(timeout):
             await until_readable(fd)
     except TimeoutError:
-        raise StdioUnavailable(f"logger {path}: not ready after {timeout:g} s; it was killed") from None
+        raise OSError(f"logger {path}: not ready after {timeout:g} s; it was killed") from None
     # A closed descriptor means ready, but the kernel also closes it for a program that dies, after it has marked it.
     if not os.read(fd, 1) and has_ended(child.pid):
         status = (await asyncio.shield(child.exited)).status
         if status:  # 0: it may have left a daemon behind
-            raise StdioUnavailable(f"logger {path}: ended before it was ready, status {status}")
+            raise OSError(f"logger {path}: ended before it was ready, status {status}")

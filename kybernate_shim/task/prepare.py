@@ -74,8 +74,8 @@ async def _prepare(
     """Decide runtime, options and settings of the container in `request`, and record them in its bundle for `delete`.
 
     `config` is the node's; the container's own options are laid over it. Raises Invalid, ConfigInvalid,
-    Invalid, Refused, Missing, what `image_for` raises, TimeoutError where the image cannot be
-    read in time, and OSError when the bundle's disk is full.
+    Refused, Missing, what `image_for` raises, TimeoutError where the image cannot be read in time, and OSError when
+    the bundle's disk is full.
     """
     bundle = Bundle(Path(request.bundle))
     # The runtime remembers the annotation of CRIU's configuration from now on; the file comes with a checkpoint.

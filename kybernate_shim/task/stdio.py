@@ -69,7 +69,7 @@ async def open_stdio(
     `uid` and `gid` own the pipes. `piped` names streams that get a pipe even though `config` has no path for them:
     input is then at its end, output is discarded. A restore needs that for streams that were pipes at the dump.
     `client_seconds` is how long to wait, per FIFO, for the client to open its end of the output.
-    Raises Invalid, StdioUnavailable; nothing stays open then.
+    Raises Invalid, OSError; nothing stays open then.
     """
     plan = plan_outputs(config.stdout, config.stderr, terminal=config.terminal)
     stdio = TerminalStdio(log, runtime_dir) if config.terminal else PipeStdio(log, PipeOwner(uid, gid))
@@ -135,7 +135,7 @@ class Stdio(ABC):
     async def started(self) -> None:
         """Begin to copy, now that the runtime has returned and the process holds its own descriptors.
 
-        Closes the process's ends here: held any longer, they would hide its end. Raises StdioUnavailable, after which
+        Closes the process's ends here: held any longer, they would hide its end. Raises OSError, after which
         everything is released.
         """
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from kybernate_shim.arena.control import MOST_BLOCKS, MOST_BYTES
-from kybernate_shim.arena.errors import ArenaIncomplete, ArenaUnavailable
+from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.extents import HOLE, Extent, Kept, parts
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -104,7 +104,7 @@ def claim(memory: Memory, saved: Sequence[ArenaFile], near: int = NO_NODE) -> li
         seen = [look for one in saved for look in _seen(one)]
         account = f"the restore by process {ours.pid}"  # until `hand_over`
         kept = iter(memory.update(ours, blocks, seen, near=[near] * len(blocks), account=account).kept)
-    except (NoRoom, ArenaUnavailable) as error:
+    except (NoRoom, OSError) as error:
         raise VramError(str(error)) from error
     return [[next(kept) for _ in one.blocks] for one in saved]
 
@@ -123,8 +123,8 @@ def load(
 ) -> None:
     """Copy files of an image to where `claim` has found room for them, and compare the digests.
 
-    To whom the bytes are handed over meanwhile must not run before all have been compared. Raises a VramError,
-    VramError among them; then the room is free.
+    To whom the bytes are handed over meanwhile must not run before all have been compared. Raises a VramError;
+    then the room is free.
     """
     ours, base = ArenaOwner.of(os.getpid()), 0
     try:

@@ -56,7 +56,7 @@ def release(
 
     `owners` have CUDA state: who shares memory or descriptors with one of them is left alone. Each call takes at most
     `seconds`, and none is made when the time has `expired`.
-    Raises Refused with nothing changed, InjectionFailed with a part of it given up perhaps.
+    Raises Refused with nothing changed, InjectionFailed, after which a part of it may have been given up.
     """
     _require_same(inheritor)  # another process must not even be stopped
     with SeizedProcess(inheritor.pid, spare=lambda name: False, seconds=seconds) as held:

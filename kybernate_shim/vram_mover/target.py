@@ -24,7 +24,10 @@ def write_from(pid: int, address: int, buffer: int, size: int) -> None:
 
 
 def require_mapped(pid: int, ranges: Iterable[tuple[int, int]]) -> None:
-    """Raise RegionChanged unless each range (start, end) is private anonymous memory of the process, wholly."""
+    """Raise RegionChanged unless each range (start, end) is private anonymous memory of the process, wholly.
+
+    Raises TargetGone where the process has ended, DataPathRefused where its memory map cannot be read.
+    """
     try:
         regions = process_memory.read_maps(pid)
     except (FileNotFoundError, ProcessLookupError) as error:

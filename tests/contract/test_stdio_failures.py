@@ -8,7 +8,6 @@ import os
 import pytest
 
 from kybernate_shim.errors import Invalid
-from kybernate_shim.task.ends import StdioUnavailable
 from tests.contract.stdio_bench import DEADLINE, Bench, Run, fixture_bench, read_to_end
 
 __all__ = ["fixture_bench"]
@@ -29,14 +28,14 @@ def test_pipes_belong_to_the_user_of_the_container(bench: Run[None]) -> None:
 @pytest.mark.parametrize(
     ("stdin", "stdout", "stderr", "error"),
     [
-        ("", "{d}/missing", "", StdioUnavailable),
-        ("{d}/missing", "{d}/file", "", StdioUnavailable),
-        ("{d}/file", "", "", StdioUnavailable),
-        ("{d}/fifo", "{d}/file", "{d}/missing", StdioUnavailable),
-        ("{d}/fifo", "file:///dev/null/log", "", StdioUnavailable),
-        ("{d}/fifo", "binary://{d}/missing", "", StdioUnavailable),
-        ("{d}/fifo", "binary://{d}/file", "", StdioUnavailable),
-        ("{d}/fifo", "binary:///bin/false", "", StdioUnavailable),
+        ("", "{d}/missing", "", OSError),
+        ("{d}/missing", "{d}/file", "", OSError),
+        ("{d}/file", "", "", OSError),
+        ("{d}/fifo", "{d}/file", "{d}/missing", OSError),
+        ("{d}/fifo", "file:///dev/null/log", "", OSError),
+        ("{d}/fifo", "binary://{d}/missing", "", OSError),
+        ("{d}/fifo", "binary://{d}/file", "", OSError),
+        ("{d}/fifo", "binary:///bin/false", "", OSError),
         ("{d}/fifo", "gopher:///x", "", Invalid),
     ],
 )

@@ -62,14 +62,14 @@ def test_pods_image_is_made_listed_and_restored_by_its_name(cri: Cri, name: str)
         assert int(cri.await_log(pod, "counter", str(last + 5))[0]) == last + 1
 
 
-def test_pods_image_of_the_old_layout_is_imported_and_restored_by_a_pod(cri: Cri, name: str) -> None:
+def test_pods_image_in_no_namespaces_directory_is_imported_and_restored_by_a_pod(cri: Cri, name: str) -> None:
     with cri.pod() as pod:
         cri.run(pod, "counter", COUNTER)
         cri.await_log(pod, "counter", "5")
         kybernate("checkpoint", f"default/{pod.config.metadata.name}", str(ROOT / name), "--exit")
         last = int(cri.log(pod, "counter")[-1])
     unsign(ROOT / name)
-    assert listed(ROOT / name)["states"] == ["unsigned", "old layout"]
+    assert listed(ROOT / name)["states"] == ["unsigned", "wrong namespace"]
     kybernate("import", name, "--yes")
     assert listed(ROOT / "default" / name)["states"] == []
     with cri.pod(annotations={FROM: name}) as pod:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kybernate_shim.invocation import BadInvocation, Invocation, parse
+from kybernate_shim.errors import Invalid
+from kybernate_shim.invocation import Invocation, parse
 
 
 def test_start_as_containerd_spells_it() -> None:
@@ -35,10 +36,10 @@ def test_unknown_flag_is_skipped() -> None:
 
 
 def test_flag_without_its_value_is_named() -> None:
-    with pytest.raises(BadInvocation, match="-namespace needs a value"):
+    with pytest.raises(Invalid, match="-namespace needs a value"):
         parse(["-namespace"])
 
 
 def test_unknown_action_is_named() -> None:
-    with pytest.raises(BadInvocation, match="stop"):
+    with pytest.raises(Invalid, match="stop"):
         parse(["stop"])

@@ -15,7 +15,7 @@ import pytest
 
 from kybernate.node import health, left_locked
 from kybernate_shim.config import Config
-from kybernate_shim.gpu.errors import CudaDeadline, CudaUnavailable
+from kybernate_shim.gpu.errors import CudaUnavailable, cuda_call_unanswered
 from kybernate_shim.gpu.helper_answers import CudaProcess, State, States
 from kybernate_shim.linux.cgroup import cgroup as cgroups
 from kybernate_shim.oci.bundle import Bundle, CleanupRecord
@@ -35,7 +35,7 @@ class Driver:
     async def states(self, pids: Sequence[int], timeout: float = 1) -> States:
         self.asked += 1
         known = {pid: CudaProcess(pid, self.state[pid], 0) for pid in pids if pid in self.state.keys() - self.deaf}
-        return States(known, {pid: CudaDeadline("state", pid, 1) for pid in pids if pid in self.deaf})
+        return States(known, {pid: cuda_call_unanswered("state", pid, 1) for pid in pids if pid in self.deaf})
 
     async def restore(self, pids: Sequence[int], timeout: float) -> None:
         self.state |= dict.fromkeys(set(pids) - self.lost, State.LOCKED)

@@ -21,7 +21,7 @@ from kybernate.node.failure import Failure
 from kybernate_shim.linux.private_files import NO_OTHERS
 
 KINDS: Final = ("URI", "DNS")
-GRPC: Final = "h2"  # what a client speaks, as it says in the handshake (ALPN)
+GRPC: Final = "h2"  # the protocols that a client may choose in the handshake (ALPN)
 HTTP: Final = "http/1.1"
 
 Stamp = tuple[tuple[int, int, int, int], ...]

@@ -26,7 +26,7 @@ HANDSHAKE_SECONDS: Final = 10.0
 
 
 class CertificateExpired(Failure):
-    """The certificate of a client was valid when it connected, and is not any more."""
+    """The certificate of a client was valid when it connected, and has expired since."""
 
     advice = "connect again with a new certificate"
 

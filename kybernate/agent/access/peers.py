@@ -19,7 +19,7 @@ from kybernate.node.failure import Refused
 from kybernate_shim.linux.process import start_time
 from kybernate_shim.ttrpc.peer import credentials_of
 
-SO_PEERGROUPS: Final = 59  # not in Python's socket module, as the next one
+SO_PEERGROUPS: Final = 59  # neither this nor the next one is in Python's socket module
 SO_PEERPIDFD: Final = 77
 MOST_GROUPS: Final = 256
 

@@ -28,7 +28,7 @@ class Stream:
 
     @property
     def protocol(self) -> str:
-        """What the client has said in the handshake of TLS that it speaks, "" without."""
+        """The protocol that the client chose in the TLS handshake (ALPN), "" without one."""
         tls = self.writer.get_extra_info("ssl_object")
         return (tls.selected_alpn_protocol() or "") if tls is not None else ""
 

@@ -65,8 +65,8 @@ FIGURES = ("bytes", "frozen_ms", "vram_bytes", "seconds", "error")  # of an oper
 CONCURRENT = 16  # looks at containers that answer
 CONCURRENT_SILENT = 4  # looks at containers that have not answered last time, and may take seconds
 CONFIRM_SECONDS = 1.0  # after a task was deleted: until it is seen whether containerd agrees
-LINGER_SECONDS = 5.0  # so long containerd may list a task whose end it has announced
-RESYNC_SECONDS = 900.0  # for what no event has reported, as of daemons of older releases
+LINGER_SECONDS = 5.0  # for this long, containerd may list a task whose end it has announced
+RESYNC_SECONDS = 900.0  # for what no event has reported
 SETTLED_SECONDS = 10.0  # after containerd has started: what it still found out about shims is examined again
 STEP_SECONDS = 1.0  # how often it is seen what is due
 

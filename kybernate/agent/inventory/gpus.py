@@ -101,7 +101,7 @@ class Gpus:
             self._publish(info.gpus)
 
     async def look(self) -> Sight | None:
-        """Ask the driver now, however short ago that was; None where it does not answer."""
+        """Ask the driver now, however recent the last answer is; None where it does not answer."""
         async with self._lock:
             try:
                 info = await self._ask()

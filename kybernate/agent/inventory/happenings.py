@@ -44,7 +44,7 @@ def happenings(old: api.Container | None, new: api.Container | None) -> Iterator
 
 
 def operation_started(title: str, verb: str, image: str) -> Happening | None:
-    """Return what a shim's word on the begin of an operation means; None for one that takes a moment, or is unknown."""
+    """Return the event for an operation that a shim has begun; None for one that takes a moment, or is unknown."""
     if verb not in LONG:
         return None
     where = f" {LONG[verb]} {image}" if image else ""
@@ -58,7 +58,7 @@ def restore_skipped(container: str, of: str, image: str) -> Happening:
 
 
 def operation_ended(title: str, verb: str, outcome: str, image: str, error: str = "") -> Happening | None:
-    """Return what a shim's word on the end of an operation means; None for a verb that is not known."""
+    """Return the event for an operation that a shim has ended; None for a verb that is not known."""
     if verb not in DONE:
         return None
     if outcome == "done":

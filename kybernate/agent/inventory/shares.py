@@ -1,8 +1,9 @@
 """How several proxies share what one container may have in flight. Without I/O.
 
-Each holder says what it wants and what it keeps to. A share is lowered by telling its holder, and is another one's only
-once the holder has said that it has read that, and what it still keeps: so all shares together are never more than the
-limit. A share that is not asked for again ends by itself, which is how those of a proxy that was killed end.
+Each holder reports what it wants and what it keeps to. A share is lowered by a message to its holder, and is given to
+another one only once the holder has reported that it has read that, and what it still keeps: so all shares together
+are never more than the limit. A share that is not asked for again ends by itself, which is how those of a proxy that
+was killed end.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Holding:
 
     @property
     def charged(self) -> int:
-        """Return what no one else can have: its share, or what it may still keep of a larger one."""
+        """Return what no other holder can have: its share, or what it may still keep of a larger one."""
         return max(self.granted, self.kept)
 
 
@@ -71,7 +72,7 @@ class Shares:
     def ask(
         self, subject: str, holder: str, *, limit: int, wanted: int, held: int, seconds: float, seen: int = 0
     ) -> Holding:
-        """Take what a holder says, and return what it has. Raises Exhausted where there are too many.
+        """Take the report of a holder, and return its share. Raises Exhausted where there are too many.
 
         `seen` is the number of the share that it had read when it said what it holds. Where the share of another
         holder changes by that, `changed` gets it.

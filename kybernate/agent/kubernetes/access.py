@@ -15,16 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MOST_BYTES: Final = 1 << 20  # of a file that is read here
-
-
-class AccessUnusable(Failure):
-    """The cluster's API server cannot be called with what is configured. The agent works without it."""
-
-    advice = "correct `kubernetes.kubeconfig` in agent.toml, or the file, then `systemctl restart kybernate-agent`"
 
 
 @dataclass(frozen=True)
@@ -43,11 +37,11 @@ class Access:
     key: Path | bytes | None = None
 
     def bearer(self) -> str:
-        """Return the token as it is now, "" where the agent has a certificate. Raises AccessUnusable."""
+        """Return the token as it is now, "" where the agent has a certificate. Raises Invalid."""
         return _read(self.token_file).decode(errors="replace").strip() if self.token_file else self.token
 
     def tls(self) -> ssl.SSLContext:
-        """Return what TLS needs, as its files are now. Raises AccessUnusable."""
+        """Return what TLS needs, as its files are now. Raises Invalid."""
         try:
             authorities = _content(self.ca).decode() if self.ca is not None else None
             context = ssl.create_default_context(cadata=authorities)
@@ -55,7 +49,7 @@ class Access:
                 with _Pair(_content(self.certificate), _content(self.key)) as place:
                     context.load_cert_chain(place)
         except (ssl.SSLError, ValueError, OSError) as error:
-            raise AccessUnusable(f"the certificates for {self.server} cannot be used: {error}") from error
+            raise _unusable(f"the certificates for {self.server} cannot be used: {error}") from error
         return context
 
 
@@ -78,7 +72,7 @@ def access_of(
 ) -> Access | None:
     """Return how the agent reaches the API server: by the file, or as the service account of its own pod.
 
-    None where neither is there. Raises AccessUnusable.
+    None where neither is there. Raises Invalid.
     """
     if kubeconfig is not None:
         return of_kubeconfig(kubeconfig)
@@ -90,7 +84,7 @@ def access_of(
 
 
 def of_kubeconfig(path: Path) -> Access:
-    """Return what the file's current context names. Raises AccessUnusable.
+    """Return what the file's current context names. Raises Invalid.
 
     Programs that a file names (`exec`) are not executed: the agent is root.
     """
@@ -110,11 +104,11 @@ def of_kubeconfig(path: Path) -> Access:
             _pem(user, "client-key", path),
         )
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, binascii.Error, RecursionError) as error:
-        raise AccessUnusable(f"{path} is no kubeconfig file that can be used: {error!r}") from error
+        raise _unusable(f"{path} is no kubeconfig file that can be used: {error!r}") from error
     if not found.server.startswith("https://"):
-        raise AccessUnusable(f"{path}: the server {found.server!r} has no https:// URL")
+        raise _unusable(f"{path}: the server {found.server!r} has no https:// URL")
     if not (found.token or found.token_file or (found.certificate and found.key)):
-        raise AccessUnusable(f"{path}: its user has neither a token nor a client certificate with its key")
+        raise _unusable(f"{path}: its user has neither a token nor a client certificate with its key")
     return found
 
 
@@ -139,9 +133,15 @@ def _content(what: Path | bytes) -> bytes:
     return what if isinstance(what, bytes) else _read(what)
 
 
+def _unusable(why: str) -> Invalid:
+    """The API server cannot be called with what is configured. The agent works without it."""
+    advice = "correct `kubernetes.kubeconfig` in agent.toml, or the file, then `systemctl restart kybernate-agent`"
+    return Invalid(why, advice=advice)
+
+
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
             return stream.read(MOST_BYTES)
     except OSError as error:
-        raise AccessUnusable(f"{path}: {error.strerror}") from error
+        raise _unusable(f"{path}: {error.strerror}") from error

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from kybernate.agent.kubernetes.access import Access, AccessUnusable
-from kybernate.node.failure import Failure
+from kybernate.agent.kubernetes.access import Access
+from kybernate.node.failure import Failure, Invalid
 from kybernate_shim import __version__, bounded_json
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Api:
                 if not answer.is_success:
                     raise ApiRefused(f"{method} {path}: {await _reason(answer)}", answer.status_code)
                 yield answer
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, AccessUnusable) as error:  # of a token, too
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, Invalid) as error:  # of a token, too
             await self.close()  # the next one reads the certificates again
             raise ApiUnreachable(f"{self.access.server}: {str(error) or type(error).__name__}") from error
 

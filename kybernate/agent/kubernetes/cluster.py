@@ -120,7 +120,7 @@ class Cluster:
             self._speaker.say(subject, what)
 
     def _subject(self, namespace: str, id: str) -> Subject | None:
-        """Return whom an event of a container is about; what is gone is remembered for a while."""
+        """Return the pod that an event of a container is about; one that is gone is remembered for a while."""
         record = self._containers.record(namespace, id)
         if record is not None:
             self._subjects[namespace, id] = (

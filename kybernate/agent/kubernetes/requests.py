@@ -57,7 +57,7 @@ def asked_of(pod: Pod) -> Iterator[Asked]:
 
 
 def mistakes_of(pod: Pod, *, foreign: bool, counts: Collection[str]) -> Iterator[Told]:
-    """Yield a warning for each annotation that has not the effect that it seems to be for.
+    """Yield a warning for each annotation that does not have the effect that its author expects.
 
     `foreign`: no container of the pod runs under our shim. `counts` are the annotations that pods of this node may use.
     """

@@ -29,9 +29,10 @@ DOUBLE_SECONDS: Final = 30.0  # within which shim and agent report the same fail
 
 
 class Speaker:
-    """`subject_of` returns whom an event of a container (containerd's namespace, id) is about, None where no pod is.
+    """Queues and writes the events of pods.
 
-    `field_of` returns where the container is in its pod's spec.
+    `subject_of` returns the pod that an event of a container (containerd's namespace, id) is about, None where there
+    is none. `field_of` returns where the container is in its pod's spec.
     """
 
     def __init__(

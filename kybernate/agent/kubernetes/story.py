@@ -69,7 +69,7 @@ def shortened(text: str, most: int = MOST_MESSAGE) -> str:
 
 
 def _name(image: str) -> str:
-    """Return an image's name; its place on the node is no affair of a pod's reader."""
+    """Return an image's name; its place on the node is of no use to a reader of the pod."""
     return f"image {PurePath(image).name}" if image else "an image"
 
 

@@ -103,7 +103,7 @@ class Attendance:
             self._saw(operation, Observation(Seen.FAILED, fault=fault_of(error)))
         except OutcomeUnknown as error:
             self._lost(operation, str(error))
-        except Exception as error:  # whatever it is, the operation is neither lost nor taken for failed
+        except Exception as error:  # whatever it is, the operation is neither lost nor counted as failed
             LOG.exception("operation %s met an unexpected error", operation.id)
             self._lost(operation, f"{type(error).__name__}: {error}")
         else:

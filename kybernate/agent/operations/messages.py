@@ -58,7 +58,7 @@ __all__ = ["arguments_of", "operation_message", "submission", "submission_of", "
 
 
 def require_bounded(options: wire.Options) -> None:
-    """Raise Invalid or Invalid for labels and a key that are not kept: a container chooses them."""
+    """Raise Invalid for more or longer labels, or a longer key, than are kept: a container chooses them."""
     require_labels(options.labels, state="no operation was begun")
     if len(options.idempotency_key) > LONGEST_KEY:
         raise Invalid(

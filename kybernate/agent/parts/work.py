@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kybernate.agent.inventory.node_facts import memory_message
 from kybernate.agent.keeping.keeper import Keeper
-from kybernate.agent.kubernetes.access import AccessUnusable, access_of
+from kybernate.agent.kubernetes.access import access_of
 from kybernate.agent.kubernetes.cluster import Cluster
 from kybernate.agent.live import limits_of
 from kybernate.agent.operations.engine import Engine
@@ -18,6 +18,7 @@ from kybernate.agent.part import Part, Work
 from kybernate.agent.room import RoomOwner
 from kybernate.agent.telemetry.ended import Ended
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.failure import Invalid
 from kybernate.verbs.model import Limits
 from kybernate.verbs.node import Elsewhere, Movement, Node
 from kybernate.verbs.room import Taker
@@ -152,7 +153,7 @@ class InCluster(Part):
         agent, settings = self._agent, self._agent.settings().kubernetes
         try:
             access = access_of(settings.kubeconfig, os.environ)
-        except AccessUnusable as error:
+        except Invalid as error:
             agent.log.error("kubernetes.not_configured", error=str(error), advice=error.advice)
             return
         if access is None:

@@ -20,8 +20,8 @@ import h11
 from kybernate.agent.access.front import Connected
 from kybernate.agent.access.relay import Stream
 from kybernate.agent.access.roles import NODE, permits
-from kybernate.agent.sending.leases import Lease, Leases, NotOpen
-from kybernate.node.failure import Failure
+from kybernate.agent.sending.leases import Lease, Leases
+from kybernate.node.failure import Failure, Missing
 
 METHOD: Final = f"/{NODE}.Peers/OpenImage"  # who may call it may read
 TARGET: Final = re.compile(rb"/images/([0-9a-f]{32})/([0-9]{1,6})")
@@ -92,7 +92,7 @@ class ImageFiles:
                     await self._send(connection, client, lease, number, request)
         except _Refused as error:
             await _refuse(connection, client, error.status, str(error))
-        except NotOpen as error:
+        except Missing as error:
             await _refuse(connection, client, HTTPStatus.GONE, str(error))
 
     async def _send(

@@ -15,17 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kybernate.agent.sending.opened import OpenedImage
-from kybernate.node.failure import Exhausted, Failure
+from kybernate.node.failure import Exhausted, Missing
 
 LASTS_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 5.0
 MOST_OPEN: Final = 32  # by one certificate
-
-
-class NotOpen(Failure):
-    """No image is open under the token: the agent was started again, or nothing was read for some time."""
-
-    advice = "open the image again"
 
 
 @dataclass
@@ -62,7 +56,7 @@ class Leases:
 
     @contextmanager
     def reading(self, token: str, caller: str) -> Iterator[Lease]:
-        """Give a lease that does not end while the block runs. Raises NotOpen."""
+        """Give a lease that does not end while the block runs. Raises Missing."""
         lease = self._of(token, caller)
         lease.readers += 1
         try:
@@ -77,7 +71,7 @@ class Leases:
         """End a lease; one that is not there is fine. Files that are being read are closed after that."""
         try:
             self._end(self._of(token, caller))
-        except NotOpen:
+        except Missing:
             return
 
     async def run(self) -> None:
@@ -100,7 +94,7 @@ class Leases:
     def _of(self, token: str, caller: str) -> Lease:
         lease = self._known.get(token)
         if lease is None or lease.caller != caller:
-            raise NotOpen("no image is open under this token")
+            raise Missing("no image is open under this token")
         return lease
 
     def _end(self, lease: Lease) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.naming import meant
-from kybernate.registry.model import Filter, ImageRow, Page, RegisteredCopy, Replica
+from kybernate.registry.model import Filter, ImageRow, Page, RegisteredCopy, Replica, ReplicaState
+
+STATES: Final[Mapping[ReplicaState, wire.ReplicaState]] = {
+    "complete": wire.COMPLETE,
+    "copying": wire.COPYING,
+    "damaged": wire.DAMAGED,
+    "missing": wire.MISSING,
+}
 
 
 def filter_of(request: wire.ListImagesRequest) -> Filter:
@@ -68,7 +77,7 @@ def _replica(replica: Replica) -> wire.Replica:
         tier=replica.tier,
         node=replica.node,
         place=replica.place,
-        state=replica.state,
+        state=STATES.get(replica.state),  # none of them: the row is damaged
         bytes=replica.bytes,
         verified=_time(replica.verified),
         name=replica.name,

@@ -66,7 +66,7 @@ async def bring(
 
 
 async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
-    """Remove an image from a tier, once another one has a whole copy; return that tier's name. Raises Failure.
+    """Remove an image from a tier, once another one has a whole copy; return that tier's name. Raises Refused.
 
     The other copy is of the same image, and is read and compared, but for one in an object store, whose chunks must all
     be there. Memory does not count for a tier that survives a power failure.
@@ -98,7 +98,7 @@ async def _receive(ref: Ref, tier: Tier, target: Tier, transfer: Transfer) -> He
 
 
 def _require_same(ref: Ref, manifest: bytes, other: bytes) -> None:
-    """Raise Failure unless a manifest of another tier can stand for the one here: by a key that is valid here."""
+    """Raise Refused unless a manifest of another tier may replace the one here: signed by a key that is valid here."""
     if manifest == other:
         return
     try:

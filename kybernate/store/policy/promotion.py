@@ -19,7 +19,7 @@ LATELY: Final = 0.5  # uses, each halved for every half-life of its age: one wit
 def plan_prefetch(plan: Plan, warmth: Warmth) -> None:
     """Copy images into memory whose use is expected before a copy that begins later would have ended.
 
-    Colder images leave for them. Nothing leaves in vain: there is room for the image afterwards.
+    Colder images leave for them. Nothing leaves without need: there is room for the image afterwards.
     """
     if not plan.state.healthy(RAM):
         return

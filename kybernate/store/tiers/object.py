@@ -55,7 +55,7 @@ class ObjectTier:
         return StoredImage(self._store, recipe, _ref_of(recipe))
 
     async def receive(self, source: Source, transfer: Transfer) -> Held:
-        """Store an image that lies in a directory. Raises Failure for others: they come to the node before."""
+        """Store an image that is in a directory. Raises Refused for any other one: it is copied to the node first."""
         if source.directory is None:
             raise Refused(
                 f"{source.ref} is not on this node, and only what is can be stored", advice="copy it to the disk before"

@@ -113,7 +113,7 @@ class PeerTier:
 
     def _held(self, image: agent_pb2.Image) -> Held | None:
         """Return what the node has of an image, None where it has no whole copy."""
-        here = [one for one in image.replicas if one.node == self.node and one.state == "complete"]
+        here = [one for one in image.replicas if one.node == self.node and one.state == agent_pb2.COMPLETE]
         if not here or not _is_plain(image.source.namespace, image.name):
             return None
         ref = Ref(image.source.namespace, image.name, image.id)
@@ -134,7 +134,7 @@ class PeerSource:
     directory: Path | None = None
 
     async def pour(self, sink: Sink, transfer: Transfer, have: Have) -> None:
-        """Raises PeerFailed after some time without an answer, PeerFailed; see Source."""
+        """Raises PeerFailed, also after some time without an answer; see Source."""
         await Reading(self, sink, transfer, have, self._connection).run()
 
     async def again(self, token: str) -> None:

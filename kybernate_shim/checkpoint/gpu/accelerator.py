@@ -91,7 +91,7 @@ class CudaAccelerator:
                 raise
             if left.gone:
                 self._gpus.record(())
-            elif left.pids:  # who was suspended before needs no room on a GPU now
+            elif left.pids:  # what was suspended before needs no room on a GPU now
                 # Not to be cut short by a deadline: the image is complete, and the container must not stay locked.
                 await sequence.undisturbed(self._return(helper, left, operation, self._gpus.limits))
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from kybernate_shim.arena.errors import ArenaUnavailable, FillingEnded
+from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.checkpoint.compat import Difference
@@ -107,7 +107,7 @@ class ArenaReload:
         try:
             memory.prepare(grow=False)
             free = memory.free()
-        except (ArenaUnavailable, OSError) as error:
+        except OSError as error:
             return [_lacking(wanted, str(error))]
         return [] if free >= wanted else [_lacking(wanted, f"{free >> 20} of its {memory.size >> 20} MiB are free")]
 
@@ -159,7 +159,7 @@ class ArenaReload:
             try:
                 await self._nearly_loaded(self._worker, sum(file.size for file in image.manifest.arena))
                 await self._worker.ask(HandOver({file.pid: pids[file.pid] for file in image.manifest.arena}))
-            except (FillingEnded, NotInArena):
+            except (ArenaIncomplete, NotInArena):
                 await self.loaded(image)  # it says why
                 raise
             step.bytes = image.manifest.arena_bytes

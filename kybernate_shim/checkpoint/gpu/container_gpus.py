@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from kybernate_shim.checkpoint.gpu.left import Left
-from kybernate_shim.checkpoint.gpu.neighbours import neighbours
 from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.config import GpuSettings
 from kybernate_shim.gpu import gpu_map, helper_client, sequence
 from kybernate_shim.gpu.helper_answers import CudaInfo, CudaProcess, NodeGpu, State
 from kybernate_shim.gpu.helper_client import CudaHelper, cuda_helper
 from kybernate_shim.gpu.processes import cuda_processes
+from kybernate_shim.linux.process import is_nodes_own
 from kybernate_shim.logs import Log
 from kybernate_shim.oci.gpu_spec import VISIBLE
+
+OWN: Final = b"kybernate_shim.cuda_worker"  # has a context on GPUs while the arena is used
 
 
 class RecordLocked(Protocol):
@@ -67,9 +70,13 @@ class ContainerGpus:
         return [process for process in await cuda_processes(helper, wanted) if process.state in states]
 
     def warn_of_neighbours(self, node: Iterable[NodeGpu], gpus: Collection[str]) -> None:
-        """Log once that others use the GPUs to which the container comes back, where its long kernels end it."""
+        """Log once that other processes use the GPUs to which the container comes back.
+
+        The driver does not preempt kernels of a process that it has restored: others on that GPU wait for each of them,
+        and one that lasts about 5 s is ended, with the process (see docs/gpus.md). It cannot be seen before.
+        """
         assert self.target.cgroup is not None
-        if not self._warned and (others := neighbours(node, gpus, self.target.cgroup.processes())):
+        if not self._warned and (others := _neighbours(node, gpus, self.target.cgroup.processes())):
             self._warned = True
             self.log.warning("gpu.kernels_not_preempted", task=self.target.id, pids=others)
 
@@ -82,3 +89,17 @@ class ContainerGpus:
     async def helper(self) -> AsyncIterator[CudaHelper]:
         async with cuda_helper(helper_client.SOCKET) as helper:
             yield helper
+
+
+def _neighbours(node: Iterable[NodeGpu], gpus: Collection[str], pids: Collection[int]) -> list[int]:
+    """Return the processes on some GPUs, by UUID, that are not among `pids`; those that NVML names."""
+    there = {pid for gpu in node if gpu.uuid in gpus for pid in gpu.holdings}
+    return sorted(pid for pid in there - set(pids) if not _is_own(pid))
+
+
+def _is_own(pid: int) -> bool:
+    """Return whether it is a worker of ours; nothing is read of another one's memory, which may keep us waiting."""
+    try:
+        return is_nodes_own(pid) and OWN in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended, or is another namespace's
+        return False

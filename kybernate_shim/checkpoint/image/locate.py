@@ -32,8 +32,8 @@ BENEATH: Final = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
 def locate(wanted: Wanted, requester: Requester, config: Config) -> Path:
     """Return the directory of the image that is wanted, whether it holds one or not.
 
-    For a tenant it is a directory that only root can write, and was found without links. Raises Refused and
-    Refused.
+    For a tenant it is a directory that only root can write, and was found without links. Raises Refused, and for a
+    tenant CheckpointNotFound where there is no such directory.
     """
     if may(requester, Right.ANY_PATH, config):
         return root_of(wanted.name, config) / wanted.name
@@ -110,14 +110,14 @@ def _require_own_directory(base: int, name: str, root: Path) -> None:
 
 
 def _missing(path: Path, name: str, wanted: Wanted, requester: Requester, config: Config) -> Missing:
-    """Explain that there is no such image; one in the layout of older releases is named with the remedy."""
+    """Explain that there is no such image; one that is in no namespace's directory is named with the remedy."""
     from kybernate_shim.checkpoint.image.store import CheckpointNotFound
 
     old = config.checkpoint_root / name
     advice = ""
     if "/" not in name and old != path and _is_of(old, requester.namespace):
         advice = (
-            f". There is an image {old}, where older releases kept all namespaces' images: the node's administrator can"
+            f". There is an image {old}, which is in no namespace's directory: the node's administrator can"
             f" give it to this namespace with `kybernate import {old} --namespace {requester.namespace}`"
         )
     return CheckpointNotFound(f"{wanted.by}: {path}: no such directory{advice}. Nothing was restored")

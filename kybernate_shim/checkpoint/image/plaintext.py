@@ -45,7 +45,7 @@ async def staged_for_dump(target: Target, request: DumpRequest) -> AsyncIterator
 
 
 def require_room(request: DumpRequest, needed: int) -> None:
-    """Raise NoRoom or NoRoom unless there is room for `needed` bytes, plain and encrypted."""
+    """Raise NoRoom unless there is room for `needed` bytes, plain and encrypted."""
     if request.destination is None:
         require_space(request.image, needed)
         return

@@ -107,7 +107,8 @@ def write_manifest(directory: Path, manifest: Manifest, *, durable: bool = True)
     """Make the finished files in `directory` a checkpoint image; return the manifest's digest, `sha256:<hex>`.
 
     With `durable`, image and manifest survive a power failure once this returns; without, as fits a directory that
-    containerd copies and removes immediately, only their order is kept. Raises OSError; there is no image then.
+    containerd copies and removes immediately, only their order is kept. Raises CheckpointInvalid and
+    OSError; there is no image then.
     """
     content = manifests.encode(manifest)
     try:

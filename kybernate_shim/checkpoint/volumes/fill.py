@@ -42,8 +42,7 @@ class PlacedVolume:
 def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) -> list[PlacedVolume]:
     """Return where the image's volumes come in the new container, all but those that its annotation leaves.
 
-    `chosen` is the value of that annotation, `limit` in bytes for all together. Raises Refused and
-    Refused.
+    `chosen` is the value of that annotation, `limit` in bytes for all together. Raises Refused.
     """
     choice = Choice.of(chosen)
     there = {place: volume for volume in pod_volumes(spec) for place in volume.destinations}

@@ -114,7 +114,7 @@ def pod_volumes(spec: Spec) -> list[PodVolume]:
 
 
 def open_volume(source: str) -> int:
-    """Open the directory of a volume of the pod's own. Raises OSError and other OSErrors.
+    """Open the directory of a volume of the pod's own. Raises OSError.
 
     A program with the right to mount on the node can cover the directory with a filesystem of its own, which answers or
     does not. So it is pinned by a descriptor that asks no filesystem, and opened only where it lies in the filesystem

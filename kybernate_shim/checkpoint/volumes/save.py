@@ -123,8 +123,7 @@ def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lamb
 
     The files are all there or none.
 
-    Raises Refused where they have grown beyond the limit, Refused, NoRoom, OSError,
-    OSError and other OSErrors, and Stopped.
+    Raises Refused, also where they have grown beyond the limit, NoRoom, OSError, and Stopped.
     """
     saved: list[ImageVolume] = []
     sizes: dict[str, int] = {}

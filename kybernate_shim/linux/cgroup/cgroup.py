@@ -35,10 +35,6 @@ def hierarchy_version() -> int:
     return 1 if any(controller in hierarchy_mounts(read_cgroup_mounts()) for controller in DECISIVE) else 2
 
 
-class NoSuchController(FileNotFoundError):
-    """The host has no hierarchy with this controller, or it cannot be seen from here."""
-
-
 class FreezeTimedOut(Exception):
     """Some process of the cgroup did not stop in time; the cgroup has been thawed again."""
 
@@ -54,14 +50,14 @@ class Cgroup:
     def of(cls, pid: int) -> Cgroup:
         """Return the cgroup of a process.
 
-        Raises ProcessLookupError when the process has ended, NoSuchController when no hierarchy can be seen.
+        Raises ProcessLookupError when the process has ended, FileNotFoundError when no hierarchy can be seen.
         """
         found = directories(pid)
         if any(controller in found for controller in DECISIVE):
             found.pop(UNIFIED, None)
             return cls(1, found)
         if UNIFIED not in found:
-            raise NoSuchController(f"the cgroup of process {pid} is not below any mounted hierarchy")
+            raise FileNotFoundError(f"the cgroup of process {pid} is not below any mounted hierarchy")
         return cls(2, {UNIFIED: found[UNIFIED]})
 
     @classmethod
@@ -71,11 +67,11 @@ class Cgroup:
         return cls(version, {TRACKING[0] if version == 1 else UNIFIED: directory})
 
     def path(self, controller: str = UNIFIED) -> Path:
-        """Return the directory where `controller` has its files. Raises NoSuchController."""
+        """Return the directory where `controller` has its files. Raises FileNotFoundError."""
         try:
             return self.directories[controller if self.version == 1 else UNIFIED]
         except KeyError:
-            raise NoSuchController(f"no cgroup hierarchy for {controller!r}") from None
+            raise FileNotFoundError(f"no cgroup hierarchy for {controller!r}") from None
 
     @property
     def exists(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kybernate_shim.linux.cgroup.cgroup import Cgroup, NoSuchController
+from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import hierarchy_mounts
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 
@@ -26,7 +26,7 @@ def headroom(cgroup: Cgroup, meminfo: Path = Path("/proc/meminfo")) -> Headroom:
     found = [Headroom(available_bytes(meminfo), "the node's available memory")]
     try:
         found += _limits(cgroup.path("memory"), cgroup.version)
-    except NoSuchController:
+    except FileNotFoundError:
         pass  # memory is not limited here
     return min(found, key=lambda one: one.bytes)
 

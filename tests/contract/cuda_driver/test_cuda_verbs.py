@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, GpuPair
+from kybernate_shim.gpu.errors import CudaCallFailed, GpuPair
 from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper
 from kybernate_shim.gpu.sequence import bring_back
@@ -226,8 +226,10 @@ def test_stopped_process_is_given_up_and_answers_again_when_it_goes_on(use: Run,
     async def body(helper: CudaHelper) -> None:
         states = await helper.states([stopped.pid, other.pid], 0.5)
         assert list(states.processes) == [other.pid]
-        assert isinstance(states.unknown[stopped.pid], CudaDeadline)
-        with pytest.raises(CudaDeadline, match=f"CUDA lock of process {stopped.pid} was not answered.*thaw") as caught:
+        assert "was not answered" in str(states.unknown[stopped.pid])
+        with pytest.raises(
+            CudaCallFailed, match=f"CUDA lock of process {stopped.pid} was not answered.*thaw"
+        ) as caught:
             await helper.lock([stopped.pid, other.pid], 0.5)
         assert caught.value.done == (other.pid,)
         stopped.signal(signal.SIGCONT)

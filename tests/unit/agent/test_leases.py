@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kybernate.agent.sending import leases as module
-from kybernate.agent.sending.leases import LASTS_SECONDS, Leases, NotOpen
+from kybernate.agent.sending.leases import LASTS_SECONDS, Leases
 from kybernate.agent.sending.opened import OpenedImage
-from kybernate.node.failure import Exhausted, Failure
+from kybernate.node.failure import Exhausted, Failure, Missing
 from kybernate_shim.linux.locks import held, try_lock_directory
 from tests.fakes.sized_image import MIB, write_sized_image
 from tests.unit.agent.access.conftest import Log
@@ -61,7 +61,7 @@ def test_image_closes_when_nothing_was_read_for_some_time(image: OpenedImage) ->
     clock.now = 7 * LASTS_SECONDS
     leases.end_unused()
     assert not is_locked(image.directory)
-    with pytest.raises(NotOpen), leases.reading(lease.token, "node-2"):
+    with pytest.raises(Missing), leases.reading(lease.token, "node-2"):
         pass
 
 
@@ -80,7 +80,7 @@ def test_image_is_the_callers_own(image: OpenedImage) -> None:
     leases = Leases(Log())
     lease = leases.add(image, "node-2")
     leases.end(lease.token, "node-3")
-    with pytest.raises(NotOpen), leases.reading(lease.token, "node-3"):
+    with pytest.raises(Missing), leases.reading(lease.token, "node-3"):
         pass
     with leases.reading(lease.token, "node-2"):
         pass

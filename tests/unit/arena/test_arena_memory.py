@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kybernate_shim.arena import banks
 from kybernate_shim.arena import memory as arena
 from kybernate_shim.arena.banks import Bank
-from kybernate_shim.arena.errors import ArenaIncomplete, FillingEnded
+from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.extents import HOLE, Extent, gaps, joined, take
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -331,7 +331,7 @@ def test_room_that_is_being_filled_is_told_how_far_it_is(memory: Memory, me: Are
     memory.claim(filler, [(0, 0, GRAIN)])
     assert memory.filled(filler) == 0
     memory.give_up(filler)
-    with pytest.raises(FillingEnded, match=f"process {filler.pid}, which was reading the bytes from an image"):
+    with pytest.raises(ArenaIncomplete, match=f"process {filler.pid}, which was reading the bytes from an image"):
         memory.filled(filler)
 
 

@@ -79,8 +79,8 @@ def test_what_keeps_pods_from_an_image_is_its_state(node: Node, tmp_path: Path) 
     manifest = node.checkpoints / "shop" / "changed" / NAME
     manifest.write_text(manifest.read_text().replace("busybox:1", "busybox:2"))
     assert states(node) == {
-        "old": ["unsigned", "old layout"],
-        "moved": ["old layout"],
+        "old": ["unsigned", "wrong namespace"],
+        "moved": ["wrong namespace"],
         "other/strange": ["wrong namespace"],
         "shop/unsigned": ["unsigned"],
         "shop/foreign": ["foreign"],

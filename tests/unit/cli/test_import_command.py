@@ -233,7 +233,7 @@ def test_image_that_others_could_change_is_copied_even_when_it_is_moved(node: No
     assert not verify(node.checkpoints / "i")
 
 
-def test_image_of_the_old_layout_moves_to_its_namespace(node: Node) -> None:
+def test_image_in_no_namespaces_directory_moves_to_its_own(node: Node) -> None:
     save(node.checkpoints / "i", signed=False, **POD)
     (node.checkpoints / "i").chmod(0o755)
     (node.checkpoints / "i" / "pages-1.img").chmod(0o644)

@@ -318,7 +318,7 @@ def test_pods_image_is_restored_with_a_tenants_rights(node: Node) -> None:
     assert spec["root"]["path"] == "rootfs"
 
 
-def test_pods_image_of_the_old_layout_is_refused(node: Node) -> None:
+def test_pods_image_in_no_namespaces_directory_is_refused(node: Node) -> None:
     save(node.checkpoints / "i", namespace="shop", pod="front", name="web")
     said = refused(node)
     assert f"pods name images by their name below {node.checkpoints}/shop" in said

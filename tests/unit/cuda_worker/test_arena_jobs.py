@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from kybernate_shim.cuda_worker.deadline import ANSWER_SECONDS, UNDO_SECONDS, JobDeadline, JobOverdue
+from kybernate_shim.arena.control import ControlUnusable
+from kybernate_shim.cuda_worker.deadline import ANSWER_SECONDS, UNDO_SECONDS, JobDeadline
 from kybernate_shim.linux.own_thread import in_own_thread
 
 
@@ -20,7 +21,7 @@ def test_job_ends_by_its_deadline_and_can_still_undo(monkeypatch: pytest.MonkeyP
     now += 29
     assert (job.left(), job.undo_left()) == (1, 1 + UNDO_SECONDS)
     now += 1
-    with pytest.raises(JobOverdue, match="abandoned the process after 30 s"):
+    with pytest.raises(ControlUnusable, match="abandoned the process after 30 s"):
         job.check()
     assert job.undo_left() == UNDO_SECONDS
     now += 60

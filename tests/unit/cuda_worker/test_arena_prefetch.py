@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from kybernate_shim.arena.errors import FillingEnded
+from kybernate_shim.arena.errors import filler_ended
 from kybernate_shim.arena.extents import HOLE, Extent, Kept
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -164,7 +164,7 @@ class Comes:
 
     def filled(self, owner: ArenaOwner) -> int:
         if self.there < 0:
-            raise FillingEnded(owner.pid)
+            raise filler_ended(owner.pid)
         return self.there
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.arena.errors import FillingEnded
+from kybernate_shim.arena.errors import ArenaIncomplete, filler_ended
 from kybernate_shim.arena.extents import HOLE, Extent, Kept, parts
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.records import Filler, Record
@@ -33,7 +33,7 @@ class Comes:
     def filled(self, owner: ArenaOwner) -> int:
         assert owner == ME
         if not self.steps:
-            raise FillingEnded(owner.pid)
+            raise filler_ended(owner.pid)
         self.there += self.steps.pop(0)
         self.looks.append(self.there)
         return self.there
@@ -91,7 +91,7 @@ def test_what_does_not_come_any_more_ends_it() -> None:
     blocks = blocks_of([[(100, False)]])
     portions = filling_of(Comes([BASE + 40, 0, 0]), blocks).portions(blocks)
     assert [part.extent.size for part in next(portions)[0]] == [40]
-    with pytest.raises(FillingEnded):
+    with pytest.raises(ArenaIncomplete):
         next(portions)
 
 

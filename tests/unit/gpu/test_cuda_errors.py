@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, join
+from kybernate_shim.gpu.errors import cuda_call_failed, cuda_call_unanswered, join
 
 READ = {
     ("lock", "CUDA_ERROR_NOT_READY"): "it keeps running; allow a longer time-out",
@@ -19,18 +19,18 @@ READ = {
 
 @pytest.mark.parametrize(("verb", "name"), READ)
 def test_refusal_tells_what_follows(verb: str, name: str) -> None:
-    text = str(CudaCallFailed(verb, 17, name, "some text"))
+    text = str(cuda_call_failed(verb, 17, name, "some text"))
     assert text.startswith(f"CUDA {verb} of process 17 failed: {name} (some text); ")
     assert READ[verb, name] in text
 
 
 def test_deadline_names_process_verb_and_seconds() -> None:
-    error = CudaDeadline("checkpoint", 17, 2.5, done=[18])
+    error = cuda_call_unanswered("checkpoint", 17, 2.5, done=[18])
     assert str(error).startswith("CUDA checkpoint of process 17 was not answered within 2.5 s")
     assert error.done == (18,)
 
 
 def test_join_keeps_every_failure() -> None:
-    first, second = CudaDeadline("lock", 17, 1), CudaDeadline("lock", 18, 1)
+    first, second = cuda_call_unanswered("lock", 17, 1), cuda_call_unanswered("lock", 18, 1)
     assert join([first, second]) is first
     assert first.__notes__ == [f"also: {second}"]

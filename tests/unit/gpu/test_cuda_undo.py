@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate_shim.gpu import evidence
-from kybernate_shim.gpu.errors import CudaCallFailed, CudaDeadline, CudaError, CudaHelperLost, GpuPair
+from kybernate_shim.gpu.errors import CudaError, CudaHelperLost, GpuPair, cuda_call_failed, cuda_call_unanswered
 from kybernate_shim.gpu.helper_answers import ArenaMoved, CudaProcess, RoomComing, State, States
 from kybernate_shim.gpu.sequence import Ahead, StepSeconds, bring_back, resume, suspend, undisturbed
 
@@ -94,9 +94,9 @@ class MemoryHelper:
                 self._carry_out(verb, pid)
         done = tuple(pid for pid in pids if pid != victim)
         if fault == "refused":
-            raise CudaCallFailed(verb, victim, "CUDA_ERROR_UNKNOWN", "unknown error", done=done)
+            raise cuda_call_failed(verb, victim, "CUDA_ERROR_UNKNOWN", "unknown error", done=done)
         if fault and fault.startswith("deadline"):
-            raise CudaDeadline(verb, victim, 1, done=done)
+            raise cuda_call_unanswered(verb, victim, 1, done=done)
         if fault:
             raise CudaHelperLost(f"CUDA {verb}: the helper ended")
         return dict.fromkeys(pids, 0.0)

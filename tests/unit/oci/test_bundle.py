@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.linux.process import boot_id
-from kybernate_shim.oci.bundle import Bundle, CleanupRecord, PidMissing
+from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 from kybernate_shim.oci.options import RuntimeOptions
 
 
@@ -110,7 +110,7 @@ def test_pid_file_without_a_pid_is_an_error(bundle: Bundle, content: str | None)
     if content is not None:
         bundle.init_pid_file.write_text(content)
     assert bundle.init_pid_or_zero() == 0
-    with pytest.raises(PidMissing, match=r"init\.pid"):
+    with pytest.raises(OSError, match=r"init\.pid"):
         bundle.init_pid()
 
 

@@ -14,7 +14,7 @@ import pytest
 from kybernate_shim.arena import banks
 from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.control import MOST_BLOCKS, MOST_BYTES
-from kybernate_shim.arena.errors import FillingEnded
+from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.extents import HOLE, Extent, Kept
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
@@ -291,7 +291,7 @@ def test_room_that_was_not_loaded_is_not_handed_over(memory: Memory, process: in
         match=r"must not run|is not a digest of a saved region",
     ):
         arena_files.load(memory, [replace(one, digest=one.digest[:-1] + "_")], [share], tmp_path, CopyOptions())
-    with pytest.raises(FillingEnded):
+    with pytest.raises(ArenaIncomplete):
         memory.filled(ArenaOwner.of(os.getpid()))
     with pytest.raises(NotInArena):
         arena_files.hand_over(memory, {process: share})

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kybernate.agent.kubernetes.access import Access, AccessUnusable, access_of, of_kubeconfig
+from kybernate.agent.kubernetes.access import Access, access_of, of_kubeconfig
+from kybernate.node.failure import Invalid
 
 
 def config(path: Path, user: dict[str, object], **cluster: object) -> Path:
@@ -65,19 +66,19 @@ def test_kubeconfig_with_files_beside_it_and_content_in_it(tmp_path: Path) -> No
 def test_kubeconfig_that_cannot_be_used_is_refused(
     tmp_path: Path, user: dict[str, object], cluster: dict[str, object], why: str
 ) -> None:
-    with pytest.raises(AccessUnusable, match=why):
+    with pytest.raises(Invalid, match=why):
         of_kubeconfig(config(tmp_path, user, **cluster))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "current-context: x", "a: &a [*a]"])
 def test_file_that_is_no_kubeconfig_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_text(text)
-    with pytest.raises(AccessUnusable):
+    with pytest.raises(Invalid):
         of_kubeconfig(tmp_path / "config")
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(AccessUnusable, match="nothing"):
+    with pytest.raises(Invalid, match="nothing"):
         Access("https://api", token_file=tmp_path / "nothing").bearer()
-    with pytest.raises(AccessUnusable, match="nothing"):
+    with pytest.raises(Invalid, match="nothing"):
         Access("https://api", tmp_path / "nothing").tls()

@@ -208,7 +208,7 @@ def test_a_path_counts_below_a_trusted_root_only(config: Config, tmp_path: Path)
         located(trusting, f"{tmp_path}/other/../other/x")
 
 
-def test_an_image_of_the_old_layout_is_found_and_its_remedy_named(config: Config) -> None:
+def test_an_image_in_no_namespaces_directory_is_found_and_its_remedy_named(config: Config) -> None:
     made(config, "x")
     assert (config.checkpoint_root / "x" / NAME).exists()
     with pytest.raises(CheckpointNotFound, match=r"kybernate import .*root/x --namespace team-a"):
