@@ -138,7 +138,7 @@ class Containers:
         self._ask = ask
         self._now = now
         self._kept: dict[Key, _Kept] = {}
-        self._looks: dict[Key, asyncio.Task[None]] = {}
+        self._looks: dict[Key, asyncio.Task[bool]] = {}
         self._quick, self._silent = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_SILENT)
         self._connected = False
         self._resync = now() + RESYNC_SECONDS
@@ -184,10 +184,12 @@ class Containers:
         found = [(key, kept.known) for key, kept in self._kept.items()]
         return [key for key, one in found if one is not None and one.wakes_on_use and not one.claim]
 
-    async def looked_at(self, namespace: str, id: str) -> None:
-        """Look at a container, and return when that has been done."""
+    async def looked_at(self, namespace: str, id: str) -> bool:
+        """Look at a container, and return whether that could be done: not while containerd is away."""
         self.touch(namespace, id)
-        await asyncio.wait([self._looks[namespace, id]])
+        look = self._looks[namespace, id]
+        await asyncio.wait([look])
+        return not look.cancelled() and look.result()
 
     def pids(self) -> dict[Key, int]:
         """Return the first process of each container that has one."""
@@ -277,9 +279,20 @@ class Containers:
         for key in there | self._kept.keys():
             self.touch(*key)
         if not self.ready.is_set():
-            while waiting := [task for key, task in self._looks.items() if key in there]:
-                await asyncio.wait(waiting)
+            await self._read(there)
             self.ready.set()
+
+    async def _read(self, keys: set[Key]) -> None:
+        """Wait until each of these containers has been looked at, however often containerd goes away meanwhile."""
+        while keys:
+            looks = {key: look for key in keys if (look := self._looks.get(key)) is not None}
+            if looks:
+                await asyncio.wait(looks.values())
+            keys = {key for key, look in looks.items() if not look.result()}
+            if keys:
+                await asyncio.sleep(STEP_SECONDS)
+                for key in keys:
+                    self.touch(*key)
 
     async def _poll(self) -> None:
         """Look at what is due."""
@@ -295,7 +308,8 @@ class Containers:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    async def _look_until_settled(self, key: Key) -> None:
+    async def _look_until_settled(self, key: Key) -> bool:
+        """Look, again where something has changed meanwhile; return False where containerd was away."""
         kept = self._kept[key]
         try:
             kept.again = True
@@ -304,7 +318,7 @@ class Containers:
                 async with self._silent if kept.reported.problem else self._quick:
                     await self._look(key, kept)
         except ContainerdUnreachable:
-            pass  # all is looked at again when it is back
+            return False  # all is looked at again when it is back
         except Exception as error:  # noqa: BLE001  # one container must not end the others' inventory
             self._log.error("inventory.not_updated", task=key[1], error=repr(error))
             kept.due = self._now() + LONGEST_POLL_SECONDS
@@ -312,6 +326,7 @@ class Containers:
             del self._looks[key]
             if kept.known is None and not kept.due:
                 self._kept.pop(key, None)
+        return True
 
     async def _look(self, key: Key, kept: _Kept) -> None:
         kept.due = 0.0

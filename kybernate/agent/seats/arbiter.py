@@ -8,7 +8,7 @@ the next turn. A new run of the agent knows nothing of the former one: it reads 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ from kybernate.verbs.room import Taker
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the GPUs, as long as a container has a seat
 START_SECONDS: Final = 120.0  # clients of containerd give a Start two minutes
+AGAIN_SECONDS: Final = 0.2  # between two looks at a node that does not answer
+UNREAD: Final = "the agent reads the container's record"
 MOST_ROUNDS: Final = 64  # decisions of one turn; each begins something or is the last
 
 
@@ -79,7 +81,8 @@ class Arbiter:
         self._without: frozenset[Key] = frozenset()  # containers for which there is no seat of their profile
         self._heard: dict[Taker, str] = {}  # those that wait for room, and what they were last told
         self._labels: dict[Key, str] = {}
-        self._labelling: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()  # tasks that nothing waits for
+        self._former: set[str] = set()  # operations of a former run that have been cancelled
 
     # ---- for others: on the event loop's thread, and never blocking
 
@@ -88,9 +91,9 @@ class Arbiter:
         key = taker.namespace, taker.container
         claim = self._around.containers.claims().get(key)
         if claim is None:
-            if self._around.container(key) is None and not taker.operation:
+            if taker.exists and self._around.container(key) is None:
                 self._around.containers.touch(*key)
-                return "the agent reads the container's record"
+                return UNREAD
             return ""
         seat = self.seat_of(key)
         if taker not in self._heard:
@@ -162,18 +165,19 @@ class Arbiter:
 
     async def _looking(self) -> None:
         while True:
-            await self._look()
+            await self.look()
             await asyncio.sleep(LOOK_SECONDS)
             if not self._around.containers.claims():
                 self._claimed.clear()
                 await self._claimed.wait()
 
-    async def _look(self) -> None:
-        """Ask the driver. One that does not answer leaves what is known: which GPU is sick is not known then."""
+    async def look(self) -> bool:
+        """Ask the driver; return whether it answers. Else what is known stays: which GPU is sick is not known then."""
         found = await self._around.look()
         if found is not None:
             self._sight = found
         self.wake()
+        return found is not None
 
     async def _turning(self) -> None:
         while True:
@@ -186,8 +190,15 @@ class Arbiter:
                 pass
 
     def _turn(self) -> float:
-        """Read, decide, begin; return when time alone may change something."""
+        """Read, decide, begin; return when time alone may change something.
+
+        Nothing is decided before the driver has answered: until then, what holds memory cannot be told from what does
+        not, and what a former run of the agent has let in would not count.
+        """
+        if self._sight is None:
+            return NEVER
         now = self._around.clock()
+        self._cancel_former()
         self._read(now)
         decision = Decision()
         for _ in range(MOST_ROUNDS):
@@ -197,8 +208,7 @@ class Arbiter:
             if not decision.actions:
                 break
         self.turns = decision.turns
-        if self._sight is not None:
-            self.ready.set()
+        self.ready.set()
         for name, seat in self.state.seats.items():
             key = self.keys.get(name)
             self._around.publish(seat, key, self.turns.get(name), self.error_of(key) if key else "")
@@ -219,7 +229,8 @@ class Arbiter:
         found = {key: one for key in claims if (one := self._around.container(key)) is not None and one.state in LIVE}
         keys = self._assigned({key: claims[key] for key in found})
         waits = {(one.namespace, one.container): "operation" if one.operation else "start"
-                 for one in self._around.waiting()}  # fmt: skip
+                 for one in self._around.waiting() if one.operation not in self._former}  # fmt: skip
+        takes = {(one.namespace, one.container) for one in self._around.taking()}
         same = {name for name, key in self.keys.items() if keys.get(name) == key}
         former = {name: self.state.seats[name].stands_by_for for name in same}
         named = standbys(keys, claims, found, self.places, former)
@@ -232,6 +243,7 @@ class Arbiter:
                 seats.append(free(place, old, awaited=name in named.values()))
                 continue
             seen = self._seen(key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now)
+            seen = replace(seen, takes=key in takes)
             before = old if name in same else None
             seats.append(seated(place, seen, before, now, acting=name in self._acting))
             if not seats[-1].may_share and (before is None or before.may_share):
@@ -344,12 +356,17 @@ class Arbiter:
             self._acting[name] = task
 
     async def _carried_out(self, work: Coroutine[Any, Any, Outcome], keys: Mapping[str, Key]) -> None:
-        """Wait for an outcome, then look at what is there before the next turn relies on it."""
+        """Wait for an outcome, then look at what is there before the next turn relies on it.
+
+        What was reported before the outcome is no answer. As long as containerd or the driver are away, the seats stay
+        as they were while the action ran, and keep their GPUs.
+        """
         try:
             outcome = await work
         except Exception as error:  # noqa: BLE001  # one seat's defect must not end the others' turns
             outcome = Outcome(False, repr(error))
-        await asyncio.gather(self._look(), *(self._around.containers.looked_at(*key) for key in keys.values()))
+        while not await self._looked_at(keys.values()):  # noqa: ASYNC110  # neither says when it answers again
+            await asyncio.sleep(AGAIN_SECONDS)
         now = self._around.clock()
         for name, key in keys.items():
             if self._acting.get(name) is asyncio.current_task():
@@ -357,6 +374,11 @@ class Arbiter:
                 if self.keys.get(name) == key:
                     self._settle(name, key, outcome, now)
         self.wake()
+
+    async def _looked_at(self, keys: Iterable[Key]) -> bool:
+        """Look at the GPUs and at containers; return whether all of that was possible."""
+        looks = (self._around.containers.looked_at(*key) for key in keys)
+        return all(await asyncio.gather(self.look(), *looks))
 
     def _settle(self, name: str, key: Key, outcome: Outcome, now: float) -> None:
         """Take the outcome of one seat's action: what its container is now decides, and not what was answered."""
@@ -399,8 +421,22 @@ class Arbiter:
         """Keep a container's seat in containerd, where the next run of the agent finds it."""
         self._labels[key] = seat
         task = asyncio.ensure_future(self._around.label(key, seat))
-        self._labelling.add(task)
-        task.add_done_callback(self._labelling.discard)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    def _cancel_former(self) -> None:
+        """Cancel what a former run has begun and what still waits for room.
+
+        It was decided on what was true then. A swap would keep the container that is to leave from being suspended.
+        """
+        acting = {self.keys[name] for name in self._acting if name in self.keys}
+        for one in self._around.waiting():
+            is_former = one.operation and (one.namespace, one.container) not in acting
+            if is_former and one.operation not in self._former and self._around.is_own(one.operation):
+                self._former.add(one.operation)
+                task = asyncio.ensure_future(self._around.acts.cancel(one.operation))
+                self._beside.add(task)
+                task.add_done_callback(self._beside.discard)
 
     def _say(self, type: str, seat: str, reason: str, level: str = "info") -> None:
         self._note(type, level, f"seat {seat}: {reason}", self.keys.get(seat))

@@ -13,7 +13,7 @@ from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.seats import SEATED, SeatsAgent, seats_agent
+from tests.system.gpu.seats import SEATED, SeatsAgent, seats_agent, watching
 from tests.system.node_agent import short_place
 
 
@@ -80,6 +80,27 @@ def test_an_agent_that_starts_again_finds_the_seats_as_they_are(ctr: Ctr, gpus: 
         for one in (first, second):
             kybernate("wake", one.id)
             one.computes_on()
+
+
+def test_a_wake_that_waited_when_the_agent_died_waits_for_its_turn(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
+    """The new agent takes it up before it has read what computes; no two hold memory of the GPU meanwhile."""
+    with gpu.computing(ctr, flags=SEATED) as first:
+        kybernate("sleep", first.id)
+        with gpu.computing(ctr, flags=[*SEATED, "--annotation", "kybernate.io/priority=9"]) as second:
+            agent.becomes(second.id, "active")
+            report = wire.ReportActivityRequest(container=second.id, in_flight=1)
+            report.lasts.FromSeconds(60)
+            agent.call("Activity", "ReportActivity", report)
+            begun = agent.operation("Wake", wire.WakeRequest(name=first.id))
+            agent.until(begun.id, lambda one: bool(one.progress.waits_for))
+            with watching(gpus) as watched:
+                agent.kill()
+                agent.start()
+                agent.wait_ready()
+                agent.done(begun.id)  # what was reported of the second has died with the agent
+                first.computes_on()
+                agent.becomes(second.id, "suspended")
+            assert watched.together == []
 
 
 def test_a_start_waits_for_an_agent_that_is_away(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
