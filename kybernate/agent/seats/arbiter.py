@@ -242,8 +242,9 @@ class Arbiter:
             if key is None:
                 seats.append(free(place, old, awaited=name in named.values()))
                 continue
-            seen = self._seen(key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now)
-            seen = replace(seen, takes=key in takes)
+            seen = self._seen(
+                key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now, takes=key in takes
+            )
             before = old if name in same else None
             seats.append(seated(place, seen, before, now, acting=name in self._acting))
             if not seats[-1].may_share and (before is None or before.may_share):
@@ -257,7 +258,9 @@ class Arbiter:
         self._expire_starts(now)
         self._take_requests()
 
-    def _seen(self, key: Key, container: wire.Container, claim: Claim, waits: str, stands: str, now: float) -> Seen:
+    def _seen(
+        self, key: Key, container: wire.Container, claim: Claim, waits: str, stands: str, now: float, *, takes: bool
+    ) -> Seen:
         mark = (self._sight.marks.get(key, 0) if self._sight else 0) + (self._watcher.calls(key) or 0)
         wish = self._around.wish(container)
         kept = self._kept.setdefault(key, _Kept(mark, wish))
@@ -277,6 +280,7 @@ class Arbiter:
             claim.priority if priority is None else priority,
             waits,
             stands,
+            takes,
         )
 
     def _assigned(self, claims: Mapping[Key, Claim]) -> dict[str, Key]:
