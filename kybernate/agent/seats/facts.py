@@ -103,7 +103,7 @@ def status_of(seen: Seen, before: Status | None, held: int, *, acting: bool) -> 
     if container.state == "created":
         return Status.FREE
     if container.gpu == "suspended" and seen.takes:
-        return Status.WAKING  # whoever has let it in, and on whatever it was decided: its room is claimed
+        return Status.WAKING  # its room is claimed, however old the report is by which it was let in
     if container.gpu == "suspended":
         return before if before in KEPT and before is not None else Status.SUSPENDED
     if container.gpu in LEAVING:

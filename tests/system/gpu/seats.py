@@ -58,12 +58,27 @@ class SeatsAgent(NodeAgent):
             return ""
         return found.status if found is not None else ""
 
+    def operations(self) -> list[wire.Operation]:
+        """Return all operations, the newest first."""
+        found: list[wire.Operation] = []
+        while page := self.call(
+            "Operations", "ListOperations", wire.ListOperationsRequest(limit=500, before=found[-1].id if found else "")
+        ).operations:
+            found += page
+        return found
+
     def becomes(self, id: str, status: str, *, seconds: float = 40) -> None:
         def look() -> bool:
             assert (found := self.status(id)) == status, f"{id} is {found!r}, not {status}"
             return True
 
         eventually(look, seconds=seconds)
+
+
+def runs(operation: wire.Operation, at: float) -> bool:
+    """Return whether an operation ran at a time."""
+    begin, end = operation.started.ToNanoseconds() / 1e9, operation.ended.ToNanoseconds() / 1e9
+    return bool(begin) and begin <= at <= (end or at)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.seats import SEATED, SeatsAgent, seats_agent, watching
+from tests.system.gpu.seats import SEATED, SeatsAgent, runs, seats_agent, watching
 from tests.system.node_agent import short_place
 
 
@@ -95,6 +95,7 @@ def test_a_wake_that_waited_when_the_agent_died_waits_for_its_turn(ctr: Ctr, gpu
             agent.until(begun.id, lambda one: bool(one.progress.waits_for))
             with watching(gpus) as watched:
                 agent.kill()
+                gpu.kill_helpers()  # so that the driver answers last of all
                 agent.start()
                 agent.wait_ready()
                 agent.done(begun.id)  # what was reported of the second has died with the agent
@@ -131,3 +132,15 @@ def test_a_wake_that_fails_blocks_no_other_seat(ctr: Ctr, gpus: Gpus, agent: Sea
         second.computes_on()
         kybernate("wake", first.id)
         first.computes_on()
+
+
+def test_containers_of_a_user_take_turns_by_use_alone(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
+    """Their programs have no capabilities, and compute all the time: each waits in the driver until its turn."""
+    flags = [*SEATED, "--user", "1000:1000"]
+    with gpu.computing(ctr, flags=flags) as first, gpu.computing(ctr, flags=flags) as second:
+        with watching(gpus) as watched:
+            for _ in range(2):
+                for one in (first, second):
+                    one.computes_on(seconds=40)
+        swaps = [one for one in agent.operations() if one.verb == "swap"]
+        assert [at for at, _ in watched.together if not any(runs(one, at) for one in swaps)] == []

@@ -25,7 +25,7 @@ from tests.system import gpu
 from tests.system.checkpoints import shim_of as daemon_of
 from tests.system.ctr import Ctr, eventually
 from tests.system.gpu.programs import Computing
-from tests.system.gpu.seats import SEATED, SeatsAgent, seats_agent, watching
+from tests.system.gpu.seats import SEATED, SeatsAgent, runs, seats_agent, watching
 from tests.system.node_agent import short_place
 
 SECONDS = float(os.environ.get("KYBERNATE_SOAK", "25"))
@@ -83,8 +83,8 @@ def test_soak(ctr: Ctr, gpus: Gpus, agent: SeatsAgent, containerd: Containerd) -
             eventually(lambda one=one: woken(agent, one), seconds=60)  # type: ignore[misc]
             one.computes_on(seconds=40)
             assert one.steps()[0] > before[one.id]
-        swaps = swapping(agent)
-        outside = [one for one in watched.together if not any(begin <= one[0] <= end for begin, end in swaps)]
+        swaps = [one for one in agent.operations() if one.verb == "swap"]
+        outside = [one for one in watched.together if not any(runs(swap, one[0]) for swap in swaps)]
         assert outside == [], f"held memory of the GPU together; {len(swaps)} swaps\n{told(agent, outside, struck)}"
         assert not [one for one in watched.together if len(one[1]) > 2]
         print(f"{watched.looks} looks at the GPU, {turn} faults; {figures(agent, worked)}")
@@ -95,32 +95,16 @@ def told(agent: SeatsAgent, outside: list[tuple[float, list[str]]], struck: list
     first = outside[0][0]
     lines = [f"{one[0]:.3f} {' '.join(one[1])}" for one in outside]
     lines += [f"{at:.3f} the {name} is killed" for at, name in struck]
-    for one in operations(agent):
+    for one in agent.operations():
         ends = f"{seconds(one.started):.3f} to {seconds(one.ended):.3f}"
         state = wire.OperationState.Name(one.state)
         lines.append(f"{seconds(one.created):.3f} {ends} {one.verb} {one.container_title} {state} {[*one.notes]}")
     return "\n".join(line for line in sorted(lines) if abs(float(line.split()[0]) - first) < 5)
 
 
-def operations(agent: SeatsAgent) -> list[wire.Operation]:
-    """Return all operations, the newest first."""
-    found: list[wire.Operation] = []
-    while page := agent.call(
-        "Operations", "ListOperations", wire.ListOperationsRequest(limit=500, before=found[-1].id if found else "")
-    ).operations:
-        found += page
-    return found
-
-
-def swapping(agent: SeatsAgent) -> list[tuple[float, float]]:
-    """Return when swaps ran, in which both sides are copied at the same time."""
-    found = [one for one in operations(agent) if one.verb == "swap"]
-    return [(seconds(one.started), seconds(one.ended) or time.time()) for one in found]
-
-
 def figures(agent: SeatsAgent, worked: dict[str, int]) -> str:
     """Return how containers shared the GPU: by their steps, and by the time until wakes had ended."""
-    found = [one for one in operations(agent) if one.state == wire.SUCCEEDED]
+    found = [one for one in agent.operations() if one.state == wire.SUCCEEDED]
     waits = sorted(seconds(one.ended) - seconds(one.created) for one in found if one.verb == "wake")
     switches = sum(one.verb in ("swap", "sleep") for one in found)
     steps = list(worked.values())
