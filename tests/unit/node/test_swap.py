@@ -75,7 +75,7 @@ def test_side_that_failed_ends_the_other(monkeypatch: pytest.MonkeyPatch, failin
 
 
 class BusyShim:
-    """Suspends or not, resumes at once, and knows the state of its container."""
+    """Suspends or not, and resumes without a wait."""
 
     def __init__(self, *, state: str = "running", fails: bool = False) -> None:
         self.container = SimpleNamespace(phase="", state=state, suspended=not fails)
