@@ -68,6 +68,7 @@ CONFIRM_SECONDS = 1.0  # after a task was deleted: until it is seen whether cont
 LINGER_SECONDS = 5.0  # so long containerd may list a task whose end it has announced
 RESYNC_SECONDS = 900.0  # for what no event has reported, as of daemons of older releases
 SETTLED_SECONDS = 10.0  # after containerd has started: what it still found out about shims is examined again
+MOST_GONE = 1024
 STEP_SECONDS = 1.0  # how often it is seen what is due
 
 
@@ -139,6 +140,7 @@ class Containers:
         self._now = now
         self._kept: dict[Key, _Kept] = {}
         self._looks: dict[Key, asyncio.Task[bool]] = {}
+        self._gone: dict[Key, None] = {}  # the last ones that containerd had not, in order
         self._quick, self._silent = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_SILENT)
         self._connected = False
         self._resync = now() + RESYNC_SECONDS
@@ -183,6 +185,10 @@ class Containers:
         """Return the containers without a seat that a use of their GPUs is to wake."""
         found = [(key, kept.known) for key, kept in self._kept.items()]
         return [key for key, one in found if one is not None and one.wakes_on_use and not one.claim]
+
+    def is_gone(self, namespace: str, id: str) -> bool:
+        """Return whether containerd has lately said that there is no such container."""
+        return (namespace, id) in self._gone
 
     async def looked_at(self, namespace: str, id: str) -> bool:
         """Look at a container, and return whether that could be done: not while containerd is away."""
@@ -340,7 +346,11 @@ class Containers:
         else:
             if record is None:
                 self._remove(kept)
+                self._gone[key] = None
+                while len(self._gone) > MOST_GONE:
+                    del self._gone[next(iter(self._gone))]
                 return
+            self._gone.pop(key, None)
             task, problem = await self._task(key, kept)
             spec = await asyncio.to_thread(spec_of, record) if is_large(record) else spec_of(record)
             one = known(key[0], record, task, await self._pod_labels(key, record, kept, spec), spec)

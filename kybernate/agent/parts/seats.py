@@ -225,7 +225,7 @@ class Seats(Part):
             return "the agent reads the node's containers"
         if key in containers.claims():
             return f"the driver does not answer: {self._problem}"
-        if taker.exists and _container(self._agent, key) is None:
+        if taker.exists and _container(self._agent, key) is None and not containers.is_gone(*key):
             containers.touch(*key)
             return UNREAD
         return ""

@@ -91,10 +91,7 @@ class Arbiter:
         key = taker.namespace, taker.container
         claim = self._around.containers.claims().get(key)
         if claim is None:
-            if taker.exists and self._around.container(key) is None:
-                self._around.containers.touch(*key)
-                return UNREAD
-            return ""
+            return self._unread(key) if taker.exists else ""
         seat = self.seat_of(key)
         if taker not in self._heard:
             self.wake()
@@ -108,6 +105,14 @@ class Arbiter:
             return ""
         turn = self.turns.get(seat.name)
         return turn.reason if turn else "its seat's turn is being decided"
+
+    def _unread(self, key: Key) -> str:
+        """Return that a container is not known yet, and so neither whether it has a seat; "" once that is known."""
+        containers = self._around.containers
+        if self._around.container(key) is not None or containers.is_gone(*key):
+            return ""
+        containers.touch(*key)
+        return UNREAD
 
     def is_seated(self, namespace: str, container: str) -> bool:
         """Return whether a container has, or waits for, a seat of its own."""
@@ -167,7 +172,7 @@ class Arbiter:
         while True:
             await self.look()
             await asyncio.sleep(LOOK_SECONDS)
-            if not self._around.containers.claims():
+            if self._sight is not None and not self._around.containers.claims():
                 self._claimed.clear()
                 await self._claimed.wait()
 

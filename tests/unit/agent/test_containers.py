@@ -135,6 +135,8 @@ def test_inventory_is_ready_once_each_container_was_read() -> None:
         node.unanswered = 1
         assert not await agent.containers.looked_at(NAMESPACE, "a")
         assert await agent.containers.looked_at(NAMESPACE, "a")
+        assert await agent.containers.looked_at(NAMESPACE, "b")
+        assert [agent.containers.is_gone(NAMESPACE, id) for id in "ab"] == [False, True]
 
     with_agent(node, work)
 

@@ -49,6 +49,7 @@ class FakeNode:
     labels: dict[Key, str] = field(default_factory=dict)
     arbiter: Arbiter | None = None
     silent: bool = False  # the driver does not answer
+    looks: int = 0  # at it
     away: bool = False  # containerd does not
     holding_up: bool = False  # changes do not end
     own: set[str] = field(default_factory=set)  # operations that an arbiter has begun
@@ -112,11 +113,15 @@ class FakeNode:
 
     def touch(self, namespace: str, id: str) -> None: ...
 
+    def is_gone(self, namespace: str, id: str) -> bool:
+        return id == "gone"
+
     async def looked_at(self, namespace: str, id: str) -> bool:
         return not self.away
 
     async def look(self) -> Sight | None:
         await asyncio.sleep(0)
+        self.looks += 1
         if self.silent:
             return None
         used = [sum(GIB for one in self.holding.values() if one == index) for index in range(self.gpus)]

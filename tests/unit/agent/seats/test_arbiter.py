@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from kybernate.agent.seats import arbiter as arbiter_module
 from kybernate.agent.seats.claims import Key
 from kybernate.seats.model import Rules
 from kybernate.verbs.room import Taker
@@ -198,6 +199,7 @@ def test_containers_wait_until_the_node_has_been_read() -> None:
             )
             to_be_made = Taker("k8s.io", "unknown", operation="1", exists=False)
             assert arbiter.grant(to_be_made, ()) == ""  # by a restore; its shim asks when it starts
+            assert arbiter.grant(Taker("k8s.io", "gone", operation="1"), ()) == ""  # which fails for that
             await node.start(key)
             await until(lambda: node.status(key) == "active")
 
@@ -240,6 +242,23 @@ def test_what_a_former_run_has_decided_and_that_waits_is_cancelled() -> None:
             await until(lambda: node.status(b) == "active")
         assert node.cancelled == ["b"]
         assert node.most_together == 1
+
+    run(work())
+
+
+def test_a_driver_that_is_silent_at_first_is_asked_again_though_no_container_has_a_seat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arbiter_module, "LOOK_SECONDS", 0.01)
+
+    async def work() -> None:
+        node = FakeNode(silent=True)
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.looks > 1, seconds=10)
+            node.silent = False
+            key = node.add("a", "", seat="g0-s0")
+            await node.start(key)
+            assert arbiter.ready.is_set()
 
     run(work())
 
