@@ -103,15 +103,20 @@ def told(agent: SeatsAgent, outside: list[tuple[float, list[str]]], struck: list
 
 
 def figures(agent: SeatsAgent, worked: dict[str, int]) -> str:
-    """Return how containers shared the GPU: by their steps, and by the time until wakes had ended."""
-    found = [one for one in agent.operations() if one.state == wire.SUCCEEDED]
-    waits = sorted(seconds(one.ended) - seconds(one.created) for one in found if one.verb == "wake")
-    switches = sum(one.verb in ("swap", "sleep") for one in found)
+    """Return how containers shared the GPU: by their steps, and by the time until wakes had ended.
+
+    Wakes have deadlines of two or twenty seconds here; those that have missed theirs are counted apart.
+    """
+    found = agent.operations()
+    wakes = [one for one in found if one.verb == "wake"]
+    waits = sorted(seconds(one.ended) - seconds(one.created) for one in wakes if one.state == wire.SUCCEEDED)
+    switches = sum(one.verb in ("swap", "sleep") and one.state == wire.SUCCEEDED for one in found)
     steps = list(worked.values())
     fairness = sum(steps) ** 2 / (len(steps) * sum(one * one for one in steps))
     return (
-        f"{switches} switches, {sum(steps)} steps, fairness {fairness:.3f}, {len(waits)} wakes within"
-        f" {median(waits):.2f} s (median), {waits[int(len(waits) * 0.99)]:.2f} s (P99) and {waits[-1]:.2f} s"
+        f"{switches} switches, {sum(steps)} steps of {len(steps)}, fairness {fairness:.3f}, {len(waits)} of"
+        f" {len(wakes)} wakes within {median(waits):.2f} s (median), {waits[int(len(waits) * 0.99)]:.2f} s (P99)"
+        f" and {waits[-1]:.2f} s"
     )
 
 
