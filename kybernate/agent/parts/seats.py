@@ -167,12 +167,17 @@ class Seats(Part):
             priority=lambda one: agent.cluster.priority(one.pod_namespace, one.pod) if one.pod else None,
             wish=lambda one: agent.cluster.annotation(one.pod_namespace, one.pod, WAKE) if one.pod else "",
             is_own=self._is_own,
+            leaves=self._leaves,
             kubelets=kubelets,
         )
 
     def _is_own(self, operation: str) -> bool:
         found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
         return found is not None and SEAT in found.labels
+
+    def _leaves(self, operation: str) -> Key | None:
+        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        return (found.namespace, found.container) if found is not None and found.verb == "swap" else None
 
     async def _follow(self, arbiter: Arbiter) -> None:
         """Let the arbiter have a turn whenever a container changes."""

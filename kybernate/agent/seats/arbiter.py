@@ -99,12 +99,16 @@ class Arbiter:
             return "the agent reads the state of the node's seats"
         if seat is None:
             return f"all seats of profile {claim.profile} are taken" if claim.profile else f"no seat {claim.seat} here"
-        if seat.status == Status.WAKING and seat.partner and not self._around.is_own(taker.operation):
+        if seat.status == Status.WAKING and seat.partner and not self._swaps(taker.operation, seat.partner):
             return f"it is being woken in the place of {seat.partner}"  # which has not left yet
         if seat.status in (Status.STARTING, Status.WAKING, Status.ACTIVE):
             return ""
         turn = self.turns.get(seat.name)
         return turn.reason if turn else "its seat's turn is being decided"
+
+    def _swaps(self, operation: str, out: str) -> bool:
+        """Return whether an operation is a swap of the arbiter's, or one by which a seat leaves."""
+        return self._around.is_own(operation) or self._around.leaves(operation) == self.keys.get(out, ("", ""))
 
     def _unread(self, key: Key) -> str:
         """Return that a container is not known yet, and so neither whether it has a seat; "" once that is known."""
@@ -209,7 +213,7 @@ class Arbiter:
         for _ in range(MOST_ROUNDS):
             decision = decide(self.state, now)
             for action in decision.actions:
-                self._begin(action, now)
+                self._begin(self._as_asked(action, decision.turns), now)
             if not decision.actions:
                 break
         self.turns = decision.turns
@@ -331,6 +335,22 @@ class Arbiter:
 
     # ---- acting
 
+    def _as_asked(self, action: Action, turns: Mapping[str, Turn]) -> Action:
+        """Return the swap of another caller that waits, in place of the suspend by which its room is made.
+
+        It has its two containers for itself: a suspend of the one would wait for it, and it for that.
+        """
+        if not isinstance(action, Suspend) or (out := self.keys.get(action.seat)) is None:
+            return action
+        for one in self._around.waiting():
+            seat = self.seat_of((one.namespace, one.container))
+            if seat is None or not one.operation or self._around.leaves(one.operation) != out:
+                continue
+            turn = turns.get(seat.name)
+            if turn is not None and turn.before == (action.seat,) and seat.status == Status.SUSPENDED:
+                return Swap(seat.name, action.seat, action.reason, action.again)
+        return action
+
     def _begin(self, action: Action, now: float) -> None:
         key = self.keys.get(action.seat)
         if key is None and not isinstance(action, Refuse):
@@ -340,16 +360,20 @@ class Arbiter:
             case Start():
                 self._around.look_again()
             case Wake():
-                waits = next((one for one in self._around.waiting() if (one.namespace, one.container) == key), None)
-                acts = self._around.acts
-                if waits is not None and waits.operation:
-                    self._act(acts.ended(waits.operation), action.seat)
+                waits, acts = self._waits(key), self._around.acts
+                if waits:
+                    self._act(acts.ended(waits), action.seat)
                     self._around.look_again()
                 elif key is not None:
                     self._act(acts.wake(action.seat, key), action.seat)
             case Swap() if key is not None and action.out in self.keys:
                 self._say("seat.suspended", action.out, f"{action.seat} takes its place, {action.reason}")
-                self._act(self._around.acts.swap(action.seat, self.keys[action.out], key), action.seat, action.out)
+                asked = self._waits(key)
+                if asked:
+                    self._act(self._around.acts.ended(asked), action.seat, action.out)
+                    self._around.look_again()
+                else:
+                    self._act(self._around.acts.swap(action.seat, self.keys[action.out], key), action.seat, action.out)
             case Suspend() if key is not None:
                 self._say("seat.suspended", action.seat, action.reason)
                 self._act(self._around.acts.suspend(action.seat, key), action.seat)
@@ -357,6 +381,11 @@ class Arbiter:
                 self._act(self._around.acts.park(action.seat, key), action.seat)
             case Refuse():
                 self._say("seat.refused", action.seat, action.reason, "warning")
+
+    def _waits(self, key: Key | None) -> str:
+        """Return the operation that waits for a container's room, "" where none does."""
+        found = (one.operation for one in self._around.waiting() if (one.namespace, one.container) == key)
+        return next(filter(None, found), "")
 
     def _act(self, work: Coroutine[Any, Any, Outcome], *seats: str) -> None:
         keys = {name: self.keys[name] for name in seats}

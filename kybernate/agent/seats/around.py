@@ -59,5 +59,6 @@ class Around:
     priority: Callable[[wire.Container], int | None]
     wish: Callable[[wire.Container], str] = lambda container: ""  # its pod's annotation: a new value asks for its seat
     is_own: Callable[[str], bool] = lambda operation: False  # an operation that the arbiter has begun
+    leaves: Callable[[str], Key | None] = lambda operation: None  # the container that leaves in another caller's swap
     kubelets: Callable[[], Iterable[str]] = tuple  # seats that kubelet has given out
     clock: Callable[[], float] = time.time

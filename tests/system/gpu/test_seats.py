@@ -82,6 +82,16 @@ def test_an_agent_that_starts_again_finds_the_seats_as_they_are(ctr: Ctr, gpus: 
             one.computes_on()
 
 
+def test_a_swap_by_command_waits_for_no_suspend_of_its_own_container(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
+    with gpu.computing(ctr, flags=SEATED) as first, gpu.computing(ctr, flags=SEATED) as second:
+        agent.becomes(second.id, "active")
+        kybernate("sleep", first.id)  # so that it does not ask by its use
+        kybernate("swap", second.id, first.id)
+        first.computes_on()
+        ended = [(one.verb, wire.OperationState.Name(one.state)) for one in agent.operations()]
+        assert ended[0] == ("swap", "SUCCEEDED"), ended
+
+
 def test_a_wake_that_waited_when_the_agent_died_waits_for_its_turn(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
     """The new agent takes it up before it has read what computes; no two hold memory of the GPU meanwhile."""
     with gpu.computing(ctr, flags=SEATED) as first:

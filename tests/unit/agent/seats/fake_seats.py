@@ -53,6 +53,8 @@ class FakeNode:
     away: bool = False  # containerd does not
     holding_up: bool = False  # changes do not end
     own: set[str] = field(default_factory=set)  # operations that an arbiter has begun
+    swaps: dict[str, Key] = field(default_factory=dict)  # operations of others, and the container that leaves by them
+    asked: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -151,6 +153,7 @@ class FakeNode:
             label=label,
             priority=lambda one: None,
             is_own=self.own.__contains__,
+            leaves=self.swaps.get,
         )
 
     # ---- its acts
@@ -159,6 +162,8 @@ class FakeNode:
         return await self._change(key, "resuming", "attached")
 
     async def suspend(self, seat: str, key: Key) -> Outcome:
+        if seat:
+            self.asked.append("suspend")
         return await self._change(key, "suspending", "suspended")
 
     async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
@@ -169,6 +174,8 @@ class FakeNode:
         return Outcome(False, "no tier below host memory")
 
     async def ended(self, operation: str) -> Outcome:
+        if (out := self.swaps.get(operation)) is not None:
+            return await self.swap("", out, ("k8s.io", operation))
         return await self._change(("k8s.io", operation), "resuming", "attached")
 
     async def cancel(self, operation: str) -> None:

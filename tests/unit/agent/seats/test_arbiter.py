@@ -263,6 +263,25 @@ def test_a_driver_that_is_silent_at_first_is_asked_again_though_no_container_has
     run(work())
 
 
+def test_a_swap_of_another_caller_makes_its_own_room() -> None:
+    """It has both containers for itself, so that a suspend of the one that leaves would wait for its end."""
+
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        node.swaps["b"] = a
+        async with node.arbitrating():
+            await until(lambda: node.status(a) == "active")
+            async with node.room.taken(Taker(*b, operation="b"), lambda reason: None):
+                assert node.status(a) == "suspending"
+            await until(lambda: node.status(b) == "active")
+            assert node.status(a) == "suspended"
+        assert node.done == ["suspended a", "attached b"]
+        assert "suspend" not in node.asked
+
+    run(work())
+
+
 def test_what_was_let_in_has_its_room_whatever_is_reported_of_it() -> None:
     """A wake is let in because its seat is active; then the report comes by which it was suspended before."""
 
