@@ -67,6 +67,11 @@ class RoomOwner:
         """Return who waits, in the order in which they came."""
         return tuple(self._waiting)
 
+    @property
+    def taking(self) -> Sequence[Taker]:
+        """Return who has been let in, and takes memory at present."""
+        return tuple(self._taking)
+
     def look_again(self) -> None:
         """Decide again about all that wait: memory has been freed, or rules have changed."""
         self._changed.set()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
@@ -75,7 +77,8 @@ async def swap(out: KnownContainer, back: KnownContainer, address: str, wait: fl
             if came.done() and (first := came.exception()):
                 raise NotSwapped(f"{back.title} is not resumed: {first}", state=f"{out.title} keeps running") from first
             await _call_off(coming, back, names.coming, came)
-            raise NotSwapped(f"{out.title} is not suspended: {error}", state=await _fate(came, back)) from error
+            state, undone = await _fate(came, coming, back, names.undo, stays=partial(_is_active, leaving, out))
+            raise NotSwapped(f"{out.title} is not suspended: {error}", state=state, undone=undone) from error
         try:
             return Swapped(left, await came, time.monotonic() - began)
         except Failure as error:
@@ -101,14 +104,40 @@ async def _begun(shim: Shim, id: str, task: asyncio.Task[ResumeResponse]) -> Non
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _fate(came: asyncio.Task[ResumeResponse], back: KnownContainer) -> str:
+async def _is_active(shim: Shim, container: KnownContainer) -> bool:
+    """Return whether a container that was to leave is on its GPUs; it may have ended."""
+    try:
+        return any(status.state != "stopped" and not status.suspended for status in await shim.status(container.id))
+    except Failure:
+        return False
+
+
+async def _fate(
+    came: asyncio.Task[ResumeResponse],
+    coming: Shim,
+    back: KnownContainer,
+    name: str,
+    *,
+    stays: Callable[[], Awaitable[bool]],
+) -> tuple[str, bool]:
+    """Return what has become of the one that was to come, and whether that is what it was before.
+
+    Where it came all the same, as after the helper's end in the middle, it leaves again for the one that `stays`: two
+    that were to take turns must not both have the GPUs.
+    """
     try:
         await came
     except Failure as error:
         if isinstance(error, ShimRefused) and error.code == "CANCELED":
-            return f"{back.title} stays suspended"
-        return f"{back.title} stays suspended: {error}"
-    return f"{back.title} is resumed nevertheless, and runs"
+            return f"{back.title} stays suspended", True
+        return f"{back.title} stays suspended: {error}", True
+    if not await stays():
+        return f"{back.title} is resumed nevertheless, and runs", False
+    try:
+        await coming.suspend(SuspendRequest(id=back.id, operation=name))
+    except Failure as error:
+        return f"{back.title} is resumed nevertheless, and could not be suspended again: {error}", False
+    return f"{back.title} is suspended again", True
 
 
 async def _undone(leaving: Shim, out: KnownContainer, name: str) -> tuple[str, bool]:

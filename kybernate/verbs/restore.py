@@ -283,7 +283,7 @@ def of_parked(node: Node, name: str) -> Restore | None:
 def _taker(operation: Operation) -> Taker:
     target = operation.target
     gpus = tuple(name.removeprefix(GPU) for name in target.copies if name.startswith(GPU))
-    return Taker(target.namespace, target.container, gpus, operation=operation.id)
+    return Taker(target.namespace, target.container, gpus, operation=operation.id, exists=False)
 
 
 def _source_name(source: Source) -> str:

@@ -15,6 +15,7 @@ class Taker:
     """Who wants room: a container, by containerd's namespace and its id, on the GPUs with these UUIDs.
 
     `gpus` is empty, and `bytes` 0, where that is not known. `operation` wants it, "" for a container that starts.
+    `exists`: containerd has the container; it has not the one that a restore is to make.
     """
 
     namespace: str
@@ -22,6 +23,7 @@ class Taker:
     gpus: Sequence[str] = ()
     bytes: int = 0
     operation: str = ""
+    exists: bool = True
 
 
 class Room(Protocol):

@@ -250,3 +250,18 @@ def test_a_higher_priority_class_preempts(kubectl: Kubectl, node: Node) -> None:
 def restarts(kubectl: Kubectl, name: str) -> int:
     (status,) = kubectl.get("pod", name)["status"]["containerStatuses"]
     return int(status["restartCount"]) if status["ready"] else -1
+
+
+def test_pods_take_turns_by_use_alone(kubectl: Kubectl, node: Node) -> None:
+    """Without a request: a program that waits in the driver gets its turn, also that of a user without capabilities."""
+    confined = {"runAsUser": 1000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    kubectl.apply(computing("one"))
+    kubectl.ready("pod/one")
+    other = computing("two")
+    other["spec"]["containers"][0]["securityContext"] = confined  # type: ignore[index]
+    kubectl.apply(other)
+    kubectl.ready("pod/two")
+    for _ in range(2):
+        for name in ("one", "two"):
+            computes_on(kubectl, name)
+    assert restarts(kubectl, "one") == restarts(kubectl, "two") == 0

@@ -68,6 +68,7 @@ CONFIRM_SECONDS = 1.0  # after a task was deleted: until it is seen whether cont
 LINGER_SECONDS = 5.0  # for this long, containerd may list a task whose end it has announced
 RESYNC_SECONDS = 900.0  # for what no event has reported
 SETTLED_SECONDS = 10.0  # after containerd has started: what it still found out about shims is examined again
+MOST_GONE = 1024
 STEP_SECONDS = 1.0  # how often it is seen what is due
 
 
@@ -138,7 +139,8 @@ class Containers:
         self._ask = ask
         self._now = now
         self._kept: dict[Key, _Kept] = {}
-        self._looks: dict[Key, asyncio.Task[None]] = {}
+        self._looks: dict[Key, asyncio.Task[bool]] = {}
+        self._gone: dict[Key, None] = {}  # the last ones that containerd had not, in order
         self._quick, self._silent = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_SILENT)
         self._connected = False
         self._resync = now() + RESYNC_SECONDS
@@ -184,10 +186,16 @@ class Containers:
         found = [(key, kept.known) for key, kept in self._kept.items()]
         return [key for key, one in found if one is not None and one.wakes_on_use and not one.claim]
 
-    async def looked_at(self, namespace: str, id: str) -> None:
-        """Look at a container, and return when that has been done."""
+    def is_gone(self, namespace: str, id: str) -> bool:
+        """Return whether containerd has lately said that there is no such container."""
+        return (namespace, id) in self._gone
+
+    async def looked_at(self, namespace: str, id: str) -> bool:
+        """Look at a container, and return whether that could be done: not while containerd is away."""
         self.touch(namespace, id)
-        await asyncio.wait([self._looks[namespace, id]])
+        look = self._looks[namespace, id]
+        await asyncio.wait([look])
+        return not look.cancelled() and look.result()
 
     def pids(self) -> dict[Key, int]:
         """Return the first process of each container that has one."""
@@ -277,9 +285,20 @@ class Containers:
         for key in there | self._kept.keys():
             self.touch(*key)
         if not self.ready.is_set():
-            while waiting := [task for key, task in self._looks.items() if key in there]:
-                await asyncio.wait(waiting)
+            await self._read(there)
             self.ready.set()
+
+    async def _read(self, keys: set[Key]) -> None:
+        """Wait until each of these containers has been looked at, however often containerd goes away meanwhile."""
+        while keys:
+            looks = {key: look for key in keys if (look := self._looks.get(key)) is not None}
+            if looks:
+                await asyncio.wait(looks.values())
+            keys = {key for key, look in looks.items() if not look.result()}
+            if keys:
+                await asyncio.sleep(STEP_SECONDS)
+                for key in keys:
+                    self.touch(*key)
 
     async def _poll(self) -> None:
         """Look at what is due."""
@@ -295,7 +314,8 @@ class Containers:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    async def _look_until_settled(self, key: Key) -> None:
+    async def _look_until_settled(self, key: Key) -> bool:
+        """Look, again where something has changed meanwhile; return False where containerd was away."""
         kept = self._kept[key]
         try:
             kept.again = True
@@ -304,7 +324,7 @@ class Containers:
                 async with self._silent if kept.reported.problem else self._quick:
                     await self._look(key, kept)
         except ContainerdUnreachable:
-            pass  # all is looked at again when it is back
+            return False  # all is looked at again when it is back
         except Exception as error:  # noqa: BLE001  # one container must not end the others' inventory
             self._log.error("inventory.not_updated", task=key[1], error=repr(error))
             kept.due = self._now() + LONGEST_POLL_SECONDS
@@ -312,6 +332,7 @@ class Containers:
             del self._looks[key]
             if kept.known is None and not kept.due:
                 self._kept.pop(key, None)
+        return True
 
     async def _look(self, key: Key, kept: _Kept) -> None:
         kept.due = 0.0
@@ -325,7 +346,11 @@ class Containers:
         else:
             if record is None:
                 self._remove(kept)
+                self._gone[key] = None
+                while len(self._gone) > MOST_GONE:
+                    del self._gone[next(iter(self._gone))]
                 return
+            self._gone.pop(key, None)
             task, problem = await self._task(key, kept)
             spec = await asyncio.to_thread(spec_of, record) if is_large(record) else spec_of(record)
             one = known(key[0], record, task, await self._pod_labels(key, record, kept, spec), spec)

@@ -19,7 +19,7 @@ from kybernate.agent.inventory.node_facts import memory_message
 from kybernate.agent.part import Part, Work
 from kybernate.agent.seat_settings import configuration_of
 from kybernate.agent.seats.acting import Acting
-from kybernate.agent.seats.arbiter import Arbiter
+from kybernate.agent.seats.arbiter import UNREAD, Arbiter
 from kybernate.agent.seats.around import Around
 from kybernate.agent.seats.claims import Key
 from kybernate.agent.seats.messages import seat_message
@@ -157,6 +157,7 @@ class Seats(Part):
             container=lambda key: _container(agent, key),
             look=inventory.gpus.look,
             waiting=lambda: owner.waiting,
+            taking=lambda: owner.taking,
             look_again=owner.look_again,
             acts=Acting(agent.operations.engine),
             note=cast(Any, agent.events.log.note),
@@ -166,12 +167,17 @@ class Seats(Part):
             priority=lambda one: agent.cluster.priority(one.pod_namespace, one.pod) if one.pod else None,
             wish=lambda one: agent.cluster.annotation(one.pod_namespace, one.pod, WAKE) if one.pod else "",
             is_own=self._is_own,
+            leaves=self._leaves,
             kubelets=kubelets,
         )
 
     def _is_own(self, operation: str) -> bool:
         found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
         return found is not None and SEAT in found.labels
+
+    def _leaves(self, operation: str) -> Key | None:
+        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        return (found.namespace, found.container) if found is not None and found.verb == "swap" else None
 
     async def _follow(self, arbiter: Arbiter) -> None:
         """Let the arbiter have a turn whenever a container changes."""
@@ -219,11 +225,15 @@ class Seats(Part):
         """Decide as the arbiter; before there is one, what has a seat waits."""
         if self._arbiter is not None:
             return self._arbiter.grant(taker, before)
-        if not self._agent.known.inventory.containers.ready.is_set():
+        containers, key = self._agent.known.inventory.containers, (taker.namespace, taker.container)
+        if not containers.ready.is_set():
             return "the agent reads the node's containers"
-        return (
-            f"the driver does not answer: {self._problem}" if self._is_seated(taker.namespace, taker.container) else ""
-        )
+        if key in containers.claims():
+            return f"the driver does not answer: {self._problem}"
+        if taker.exists and _container(self._agent, key) is None and not containers.is_gone(*key):
+            containers.touch(*key)
+            return UNREAD
+        return ""
 
     def _is_seated(self, namespace: str, container: str) -> bool:
         return (namespace, container) in self._agent.known.inventory.containers.claims()

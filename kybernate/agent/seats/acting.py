@@ -5,6 +5,7 @@ An operation is in the journal, is undone or found again after a restart as any 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -65,6 +66,11 @@ class Acting:
             return _outcome(await self._last(operation))
         except Failure as error:
             return Outcome(False, str(error))
+
+    async def cancel(self, operation: str) -> None:
+        """Have an operation undone."""
+        with suppress(Failure):  # it has ended, or does at its deadline
+            await self._engine.cancel(operation)
 
     async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS) -> Outcome:
         try:

@@ -8,7 +8,7 @@ the next turn. A new run of the agent knows nothing of the former one: it reads 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ from kybernate.verbs.room import Taker
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the GPUs, as long as a container has a seat
 START_SECONDS: Final = 120.0  # clients of containerd give a Start two minutes
+AGAIN_SECONDS: Final = 0.2  # between two looks at a node that does not answer
+UNREAD: Final = "the agent reads the container's record"
 MOST_ROUNDS: Final = 64  # decisions of one turn; each begins something or is the last
 
 
@@ -79,7 +81,8 @@ class Arbiter:
         self._without: frozenset[Key] = frozenset()  # containers for which there is no seat of their profile
         self._heard: dict[Taker, str] = {}  # those that wait for room, and what they were last told
         self._labels: dict[Key, str] = {}
-        self._labelling: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()  # tasks that nothing waits for
+        self._former: set[str] = set()  # operations of a former run that have been cancelled
 
     # ---- for others: on the event loop's thread, and never blocking
 
@@ -88,10 +91,7 @@ class Arbiter:
         key = taker.namespace, taker.container
         claim = self._around.containers.claims().get(key)
         if claim is None:
-            if self._around.container(key) is None and not taker.operation:
-                self._around.containers.touch(*key)
-                return "the agent reads the container's record"
-            return ""
+            return self._unread(key) if taker.exists else ""
         seat = self.seat_of(key)
         if taker not in self._heard:
             self.wake()
@@ -99,12 +99,24 @@ class Arbiter:
             return "the agent reads the state of the node's seats"
         if seat is None:
             return f"all seats of profile {claim.profile} are taken" if claim.profile else f"no seat {claim.seat} here"
-        if seat.status == Status.WAKING and seat.partner and not self._around.is_own(taker.operation):
+        if seat.status == Status.WAKING and seat.partner and not self._swaps(taker.operation, seat.partner):
             return f"it is being woken in the place of {seat.partner}"  # which has not left yet
         if seat.status in (Status.STARTING, Status.WAKING, Status.ACTIVE):
             return ""
         turn = self.turns.get(seat.name)
         return turn.reason if turn else "its seat's turn is being decided"
+
+    def _swaps(self, operation: str, out: str) -> bool:
+        """Return whether an operation is a swap of the arbiter's, or one by which a seat leaves."""
+        return self._around.is_own(operation) or self._around.leaves(operation) == self.keys.get(out, ("", ""))
+
+    def _unread(self, key: Key) -> str:
+        """Return that a container is not known yet, and so neither whether it has a seat; "" once that is known."""
+        containers = self._around.containers
+        if self._around.container(key) is not None or containers.is_gone(*key):
+            return ""
+        containers.touch(*key)
+        return UNREAD
 
     def is_seated(self, namespace: str, container: str) -> bool:
         """Return whether a container has, or waits for, a seat of its own."""
@@ -162,18 +174,19 @@ class Arbiter:
 
     async def _looking(self) -> None:
         while True:
-            await self._look()
+            await self.look()
             await asyncio.sleep(LOOK_SECONDS)
-            if not self._around.containers.claims():
+            if self._sight is not None and not self._around.containers.claims():
                 self._claimed.clear()
                 await self._claimed.wait()
 
-    async def _look(self) -> None:
-        """Ask the driver. One that does not answer leaves what is known: which GPU is sick is not known then."""
+    async def look(self) -> bool:
+        """Ask the driver; return whether it answers. Else what is known stays: which GPU is sick is not known then."""
         found = await self._around.look()
         if found is not None:
             self._sight = found
         self.wake()
+        return found is not None
 
     async def _turning(self) -> None:
         while True:
@@ -186,19 +199,25 @@ class Arbiter:
                 pass
 
     def _turn(self) -> float:
-        """Read, decide, begin; return when time alone may change something."""
+        """Read, decide, begin; return when time alone may change something.
+
+        Nothing is decided before the driver has answered: until then, what holds memory cannot be told from what does
+        not, and what a former run of the agent has let in would not count.
+        """
+        if self._sight is None:
+            return NEVER
         now = self._around.clock()
+        self._cancel_former()
         self._read(now)
         decision = Decision()
         for _ in range(MOST_ROUNDS):
             decision = decide(self.state, now)
             for action in decision.actions:
-                self._begin(action, now)
+                self._begin(self._as_asked(action, decision.turns), now)
             if not decision.actions:
                 break
         self.turns = decision.turns
-        if self._sight is not None:
-            self.ready.set()
+        self.ready.set()
         for name, seat in self.state.seats.items():
             key = self.keys.get(name)
             self._around.publish(seat, key, self.turns.get(name), self.error_of(key) if key else "")
@@ -219,7 +238,8 @@ class Arbiter:
         found = {key: one for key in claims if (one := self._around.container(key)) is not None and one.state in LIVE}
         keys = self._assigned({key: claims[key] for key in found})
         waits = {(one.namespace, one.container): "operation" if one.operation else "start"
-                 for one in self._around.waiting()}  # fmt: skip
+                 for one in self._around.waiting() if one.operation not in self._former}  # fmt: skip
+        takes = {(one.namespace, one.container) for one in self._around.taking()}
         same = {name for name, key in self.keys.items() if keys.get(name) == key}
         former = {name: self.state.seats[name].stands_by_for for name in same}
         named = standbys(keys, claims, found, self.places, former)
@@ -231,7 +251,9 @@ class Arbiter:
             if key is None:
                 seats.append(free(place, old, awaited=name in named.values()))
                 continue
-            seen = self._seen(key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now)
+            seen = self._seen(
+                key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now, takes=key in takes
+            )
             before = old if name in same else None
             seats.append(seated(place, seen, before, now, acting=name in self._acting))
             if not seats[-1].may_share and (before is None or before.may_share):
@@ -245,7 +267,9 @@ class Arbiter:
         self._expire_starts(now)
         self._take_requests()
 
-    def _seen(self, key: Key, container: wire.Container, claim: Claim, waits: str, stands: str, now: float) -> Seen:
+    def _seen(
+        self, key: Key, container: wire.Container, claim: Claim, waits: str, stands: str, now: float, *, takes: bool
+    ) -> Seen:
         mark = (self._sight.marks.get(key, 0) if self._sight else 0) + (self._watcher.calls(key) or 0)
         wish = self._around.wish(container)
         kept = self._kept.setdefault(key, _Kept(mark, wish))
@@ -265,6 +289,7 @@ class Arbiter:
             claim.priority if priority is None else priority,
             waits,
             stands,
+            takes,
         )
 
     def _assigned(self, claims: Mapping[Key, Claim]) -> dict[str, Key]:
@@ -310,6 +335,22 @@ class Arbiter:
 
     # ---- acting
 
+    def _as_asked(self, action: Action, turns: Mapping[str, Turn]) -> Action:
+        """Return the swap of another caller that waits, in place of the suspend by which its room is made.
+
+        It has its two containers for itself: a suspend of the one would wait for it, and it for that.
+        """
+        if not isinstance(action, Suspend) or (out := self.keys.get(action.seat)) is None:
+            return action
+        for one in self._around.waiting():
+            seat = self.seat_of((one.namespace, one.container))
+            if seat is None or not one.operation or self._around.leaves(one.operation) != out:
+                continue
+            turn = turns.get(seat.name)
+            if turn is not None and turn.before == (action.seat,) and seat.status == Status.SUSPENDED:
+                return Swap(seat.name, action.seat, action.reason, action.again)
+        return action
+
     def _begin(self, action: Action, now: float) -> None:
         key = self.keys.get(action.seat)
         if key is None and not isinstance(action, Refuse):
@@ -319,16 +360,20 @@ class Arbiter:
             case Start():
                 self._around.look_again()
             case Wake():
-                waits = next((one for one in self._around.waiting() if (one.namespace, one.container) == key), None)
-                acts = self._around.acts
-                if waits is not None and waits.operation:
-                    self._act(acts.ended(waits.operation), action.seat)
+                waits, acts = self._waits(key), self._around.acts
+                if waits:
+                    self._act(acts.ended(waits), action.seat)
                     self._around.look_again()
                 elif key is not None:
                     self._act(acts.wake(action.seat, key), action.seat)
             case Swap() if key is not None and action.out in self.keys:
                 self._say("seat.suspended", action.out, f"{action.seat} takes its place, {action.reason}")
-                self._act(self._around.acts.swap(action.seat, self.keys[action.out], key), action.seat, action.out)
+                asked = self._waits(key)
+                if asked:
+                    self._act(self._around.acts.ended(asked), action.seat, action.out)
+                    self._around.look_again()
+                else:
+                    self._act(self._around.acts.swap(action.seat, self.keys[action.out], key), action.seat, action.out)
             case Suspend() if key is not None:
                 self._say("seat.suspended", action.seat, action.reason)
                 self._act(self._around.acts.suspend(action.seat, key), action.seat)
@@ -337,6 +382,11 @@ class Arbiter:
             case Refuse():
                 self._say("seat.refused", action.seat, action.reason, "warning")
 
+    def _waits(self, key: Key | None) -> str:
+        """Return the operation that waits for a container's room, "" where none does."""
+        found = (one.operation for one in self._around.waiting() if (one.namespace, one.container) == key)
+        return next(filter(None, found), "")
+
     def _act(self, work: Coroutine[Any, Any, Outcome], *seats: str) -> None:
         keys = {name: self.keys[name] for name in seats}
         task = asyncio.create_task(self._carried_out(work, keys))
@@ -344,12 +394,17 @@ class Arbiter:
             self._acting[name] = task
 
     async def _carried_out(self, work: Coroutine[Any, Any, Outcome], keys: Mapping[str, Key]) -> None:
-        """Wait for an outcome, then look at what is there before the next turn relies on it."""
+        """Wait for an outcome, then look at what is there before the next turn relies on it.
+
+        What was reported before the outcome is no answer. As long as containerd or the driver are away, the seats stay
+        as they were while the action ran, and keep their GPUs.
+        """
         try:
             outcome = await work
         except Exception as error:  # noqa: BLE001  # one seat's defect must not end the others' turns
             outcome = Outcome(False, repr(error))
-        await asyncio.gather(self._look(), *(self._around.containers.looked_at(*key) for key in keys.values()))
+        while not await self._looked_at(keys.values()):  # noqa: ASYNC110  # neither says when it answers again
+            await asyncio.sleep(AGAIN_SECONDS)
         now = self._around.clock()
         for name, key in keys.items():
             if self._acting.get(name) is asyncio.current_task():
@@ -357,6 +412,11 @@ class Arbiter:
                 if self.keys.get(name) == key:
                     self._settle(name, key, outcome, now)
         self.wake()
+
+    async def _looked_at(self, keys: Iterable[Key]) -> bool:
+        """Look at the GPUs and at containers; return whether all of that was possible."""
+        looks = (self._around.containers.looked_at(*key) for key in keys)
+        return all(await asyncio.gather(self.look(), *looks))
 
     def _settle(self, name: str, key: Key, outcome: Outcome, now: float) -> None:
         """Take the outcome of one seat's action: what its container is now decides, and not what was answered."""
@@ -399,8 +459,22 @@ class Arbiter:
         """Keep a container's seat in containerd, where the next run of the agent finds it."""
         self._labels[key] = seat
         task = asyncio.ensure_future(self._around.label(key, seat))
-        self._labelling.add(task)
-        task.add_done_callback(self._labelling.discard)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    def _cancel_former(self) -> None:
+        """Cancel what a former run has begun and what still waits for room.
+
+        It was decided on what was true then. A swap would keep the container that is to leave from being suspended.
+        """
+        acting = {self.keys[name] for name in self._acting if name in self.keys}
+        for one in self._around.waiting():
+            is_former = one.operation and (one.namespace, one.container) not in acting
+            if is_former and one.operation not in self._former and self._around.is_own(one.operation):
+                self._former.add(one.operation)
+                task = asyncio.ensure_future(self._around.acts.cancel(one.operation))
+                self._beside.add(task)
+                task.add_done_callback(self._beside.discard)
 
     def _say(self, type: str, seat: str, reason: str, level: str = "info") -> None:
         self._note(type, level, f"seat {seat}: {reason}", self.keys.get(seat))

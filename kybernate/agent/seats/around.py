@@ -21,7 +21,8 @@ class Containers(Protocol):
 
     def claims(self) -> Mapping[Key, Claim]: ...
     def touch(self, namespace: str, id: str) -> None: ...
-    async def looked_at(self, namespace: str, id: str) -> None: ...
+    def is_gone(self, namespace: str, id: str) -> bool: ...
+    async def looked_at(self, namespace: str, id: str) -> bool: ...
 
 
 class Acts(Protocol):
@@ -32,6 +33,7 @@ class Acts(Protocol):
     async def swap(self, seat: str, out: Key, key: Key) -> Outcome: ...
     async def park(self, seat: str, key: Key) -> Outcome: ...
     async def ended(self, operation: str) -> Outcome: ...
+    async def cancel(self, operation: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,15 @@ class Around:
     """The node around the arbiter. None of these blocks.
 
     `container` returns what the inventory has of one. `look` asks the driver now. `waiting` are those that wait for
-    room, and `look_again` has them ask again. `label` keeps a container's seat in containerd. `priority` is that of a
-    container's pod, None where none is known. `in_use` says until when a container answers requests.
+    room, `taking` those that have been let in and take it now; `look_again` has those that wait ask again. `label`
+    keeps a container's seat in containerd. `priority` is that of a container's pod, None where none is known.
     """
 
     containers: Containers
     container: Callable[[Key], wire.Container | None]
     look: Callable[[], Awaitable[Sight | None]]
     waiting: Callable[[], Sequence[Taker]]
+    taking: Callable[[], Sequence[Taker]]
     look_again: Callable[[], None]
     acts: Acts
     note: Note
@@ -56,5 +59,6 @@ class Around:
     priority: Callable[[wire.Container], int | None]
     wish: Callable[[wire.Container], str] = lambda container: ""  # its pod's annotation: a new value asks for its seat
     is_own: Callable[[str], bool] = lambda operation: False  # an operation that the arbiter has begun
+    leaves: Callable[[str], Key | None] = lambda operation: None  # the container that leaves in another caller's swap
     kubelets: Callable[[], Iterable[str]] = tuple  # seats that kubelet has given out
     clock: Callable[[], float] = time.time

@@ -29,7 +29,7 @@ class Seen:
 
     `held_bytes` is what NVML reports of it, the most on one GPU; None where the driver does not answer. `busy`: it has
     worked since the last look. `priority` is its pod's, or its own. `waits` is the cause of what waits for its room:
-    "start" or "operation", "" where nothing does.
+    "start" or "operation", "" where nothing does. `takes`: what was let in takes its room at present.
     """
 
     container: wire.Container
@@ -39,6 +39,7 @@ class Seen:
     priority: int = 0
     waits: str = ""
     stands_by_for: str = ""  # a seat
+    takes: bool = False
 
     @property
     def live(self) -> bool:
@@ -101,6 +102,8 @@ def status_of(seen: Seen, before: Status | None, held: int, *, acting: bool) -> 
         return before
     if container.state == "created":
         return Status.FREE
+    if container.gpu == "suspended" and seen.takes:
+        return Status.WAKING  # its room is claimed, however old the report is by which it was let in
     if container.gpu == "suspended":
         return before if before in KEPT and before is not None else Status.SUSPENDED
     if container.gpu in LEAVING:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
 from kybernate.messages import agent_pb2 as wire
+from tests.fakes.cuda import Gpus
 from tests.system.ctr import eventually
 from tests.system.node_agent import NodeAgent
 
@@ -55,12 +58,58 @@ class SeatsAgent(NodeAgent):
             return ""
         return found.status if found is not None else ""
 
+    def operations(self) -> list[wire.Operation]:
+        """Return all operations, the newest first."""
+        found: list[wire.Operation] = []
+        while page := self.call(
+            "Operations", "ListOperations", wire.ListOperationsRequest(limit=500, before=found[-1].id if found else "")
+        ).operations:
+            found += page
+        return found
+
     def becomes(self, id: str, status: str, *, seconds: float = 40) -> None:
         def look() -> bool:
             assert (found := self.status(id)) == status, f"{id} is {found!r}, not {status}"
             return True
 
         eventually(look, seconds=seconds)
+
+
+def runs(operation: wire.Operation, at: float) -> bool:
+    """Return whether an operation ran at a time."""
+    begin, end = operation.started.ToNanoseconds() / 1e9, operation.ended.ToNanoseconds() / 1e9
+    return bool(begin) and begin <= at <= (end or at)
+
+
+@dataclass
+class Watched:
+    """What the pretended driver's accounts of the first GPU say: the times at which more than one held memory."""
+
+    gpus: Gpus
+    together: list[tuple[float, list[str]]] = field(default_factory=list)
+    looks: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            held = [name for name, sizes in self.gpus.held().items() if sizes[0]]
+            self.looks += 1
+            if len(held) > 1:
+                self.together.append((time.time(), held))
+            self.ended.wait(0.005)
+
+
+@contextmanager
+def watching(gpus: Gpus) -> Iterator[Watched]:
+    """Look at the driver's accounts all the time, in a thread, while the block runs."""
+    watched = Watched(gpus)
+    thread = threading.Thread(target=watched.run, daemon=True)
+    thread.start()
+    try:
+        yield watched
+    finally:
+        watched.ended.set()
+        thread.join()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.seats import SEATED, SeatsAgent, seats_agent
+from tests.system.gpu.seats import SEATED, SeatsAgent, runs, seats_agent, watching
 from tests.system.node_agent import short_place
 
 
@@ -82,6 +82,38 @@ def test_an_agent_that_starts_again_finds_the_seats_as_they_are(ctr: Ctr, gpus: 
             one.computes_on()
 
 
+def test_a_swap_by_command_waits_for_no_suspend_of_its_own_container(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
+    with gpu.computing(ctr, flags=SEATED) as first, gpu.computing(ctr, flags=SEATED) as second:
+        agent.becomes(second.id, "active")
+        kybernate("sleep", first.id)  # so that it does not ask by its use
+        kybernate("swap", second.id, first.id)
+        first.computes_on()
+        ended = [(one.verb, wire.OperationState.Name(one.state)) for one in agent.operations()]
+        assert ended[0] == ("swap", "SUCCEEDED"), ended
+
+
+def test_a_wake_that_waited_when_the_agent_died_waits_for_its_turn(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
+    """The new agent takes it up before it has read what computes; no two hold memory of the GPU meanwhile."""
+    with gpu.computing(ctr, flags=SEATED) as first:
+        kybernate("sleep", first.id)
+        with gpu.computing(ctr, flags=[*SEATED, "--annotation", "kybernate.io/priority=9"]) as second:
+            agent.becomes(second.id, "active")
+            report = wire.ReportActivityRequest(container=second.id, in_flight=1)
+            report.lasts.FromSeconds(60)
+            agent.call("Activity", "ReportActivity", report)
+            begun = agent.operation("Wake", wire.WakeRequest(name=first.id))
+            agent.until(begun.id, lambda one: bool(one.progress.waits_for))
+            with watching(gpus) as watched:
+                agent.kill()
+                gpu.kill_helpers()  # so that the driver answers last of all
+                agent.start()
+                agent.wait_ready()
+                agent.done(begun.id)  # what was reported of the second has died with the agent
+                first.computes_on()
+                agent.becomes(second.id, "suspended")
+            assert watched.together == []
+
+
 def test_a_start_waits_for_an_agent_that_is_away(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
     agent.kill()
     own = Ctr(ctr.runtime, ctr.namespace)
@@ -110,3 +142,15 @@ def test_a_wake_that_fails_blocks_no_other_seat(ctr: Ctr, gpus: Gpus, agent: Sea
         second.computes_on()
         kybernate("wake", first.id)
         first.computes_on()
+
+
+def test_containers_of_a_user_take_turns_by_use_alone(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
+    """Their programs have no capabilities, and compute all the time: each waits in the driver until its turn."""
+    flags = [*SEATED, "--user", "1000:1000"]
+    with gpu.computing(ctr, flags=flags) as first, gpu.computing(ctr, flags=flags) as second:
+        with watching(gpus) as watched:
+            for _ in range(2):
+                for one in (first, second):
+                    one.computes_on(seconds=40)
+        swaps = [one for one in agent.operations() if one.verb == "swap"]
+        assert [at for at, _ in watched.together if not any(runs(one, at) for one in swaps)] == []

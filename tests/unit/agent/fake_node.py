@@ -28,6 +28,7 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.up = True
+        self.unanswered = 0  # so many reads of a record fail, as of a containerd that is being ended
         self.records: dict[str, containers_pb2.Container] = {}
         self.task_of: dict[str, process_pb2.Process] = {}
         self.statuses: dict[str, wire.Container] = {}
@@ -136,6 +137,9 @@ class FakeNode:
 
     async def container(self, namespace: str, id: str) -> containers_pb2.Container | None:
         self._require_up()
+        if self.unanswered:
+            self.unanswered -= 1
+            raise ContainerdUnreachable("the connection was closed")
         self.looked.append(id)
         if id in self.too_large:
             raise RecordTooLarge(id)

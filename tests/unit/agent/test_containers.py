@@ -123,6 +123,24 @@ def test_containers_that_are_there_already_are_found_without_events() -> None:
     with_agent(node, work)
 
 
+def test_inventory_is_ready_once_each_container_was_read() -> None:
+    """A container of which nothing is known may have a seat: its wake must not be let in as one without."""
+    node = FakeNode()
+    node.create("a", gpu=True)
+    node.start("a")
+    node.unanswered = 2
+
+    async def work(agent: Agent) -> None:
+        assert agent.of("a").state == "running"
+        node.unanswered = 1
+        assert not await agent.containers.looked_at(NAMESPACE, "a")
+        assert await agent.containers.looked_at(NAMESPACE, "a")
+        assert await agent.containers.looked_at(NAMESPACE, "b")
+        assert [agent.containers.is_gone(NAMESPACE, id) for id in "ab"] == [False, True]
+
+    with_agent(node, work)
+
+
 def test_record_that_is_too_large_is_a_problem_of_its_container_alone() -> None:
     node = FakeNode()
     for id in ("a", "b", "c"):

@@ -48,6 +48,14 @@ class FakeNode:
     under_way: set[asyncio.Task[Outcome]] = field(default_factory=set)
     labels: dict[Key, str] = field(default_factory=dict)
     arbiter: Arbiter | None = None
+    silent: bool = False  # the driver does not answer
+    looks: int = 0  # at it
+    away: bool = False  # containerd does not
+    holding_up: bool = False  # changes do not end
+    own: set[str] = field(default_factory=set)  # operations that an arbiter has begun
+    swaps: dict[str, Key] = field(default_factory=dict)  # operations of others, and the container that leaves by them
+    asked: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.room = RoomOwner(lambda *arguments, **about: None)
@@ -107,10 +115,17 @@ class FakeNode:
 
     def touch(self, namespace: str, id: str) -> None: ...
 
-    async def looked_at(self, namespace: str, id: str) -> None: ...
+    def is_gone(self, namespace: str, id: str) -> bool:
+        return id == "gone"
+
+    async def looked_at(self, namespace: str, id: str) -> bool:
+        return not self.away
 
     async def look(self) -> Sight | None:
         await asyncio.sleep(0)
+        self.looks += 1
+        if self.silent:
+            return None
         used = [sum(GIB for one in self.holding.values() if one == index) for index in range(self.gpus)]
         found = [
             NodeGpu(f"GPU-{index}", "H", self.size, self.size - used[index], False, index) for index in range(self.gpus)
@@ -129,6 +144,7 @@ class FakeNode:
             container=self.known.get,
             look=self.look,
             waiting=lambda: self.room.waiting,
+            taking=lambda: self.room.taking,
             look_again=self.room.look_again,
             acts=self,
             note=lambda type, level, message, /, **about: self.said.append((type, message)),
@@ -136,6 +152,8 @@ class FakeNode:
             free_ram=lambda: 1 << 50,
             label=label,
             priority=lambda one: None,
+            is_own=self.own.__contains__,
+            leaves=self.swaps.get,
         )
 
     # ---- its acts
@@ -144,6 +162,8 @@ class FakeNode:
         return await self._change(key, "resuming", "attached")
 
     async def suspend(self, seat: str, key: Key) -> Outcome:
+        if seat:
+            self.asked.append("suspend")
         return await self._change(key, "suspending", "suspended")
 
     async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
@@ -154,7 +174,12 @@ class FakeNode:
         return Outcome(False, "no tier below host memory")
 
     async def ended(self, operation: str) -> Outcome:
+        if (out := self.swaps.get(operation)) is not None:
+            return await self.swap("", out, ("k8s.io", operation))
         return await self._change(("k8s.io", operation), "resuming", "attached")
+
+    async def cancel(self, operation: str) -> None:
+        self.cancelled.append(operation)
 
     async def _change(self, key: Key, during: str, then: str) -> Outcome:
         """Do it, as a shim does whose caller has gone."""
@@ -167,6 +192,8 @@ class FakeNode:
         before = self.known[key].gpu
         self.known[key].gpu = during
         await asyncio.sleep(0.001)
+        while self.holding_up:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.001)
         if self.known[key].state == "stopped":
             return Outcome(False, "its container has ended")
         if key[1] in self.failing:

@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+import pytest
+
+from kybernate.agent.seats import arbiter as arbiter_module
 from kybernate.agent.seats.claims import Key
 from kybernate.seats.model import Rules
 from kybernate.verbs.room import Taker
@@ -191,9 +194,145 @@ def test_containers_wait_until_the_node_has_been_read() -> None:
         async with node.arbitrating() as arbiter:
             assert arbiter.grant(Taker(*key), ()) == "the agent reads the state of the node's seats"
             assert arbiter.grant(Taker("k8s.io", "unknown"), ()) == "the agent reads the container's record"
-            assert arbiter.grant(Taker("k8s.io", "unknown", operation="1"), ()) == ""
+            assert (
+                arbiter.grant(Taker("k8s.io", "unknown", operation="1"), ()) == "the agent reads the container's record"
+            )
+            to_be_made = Taker("k8s.io", "unknown", operation="1", exists=False)
+            assert arbiter.grant(to_be_made, ()) == ""  # by a restore; its shim asks when it starts
+            assert arbiter.grant(Taker("k8s.io", "gone", operation="1"), ()) == ""  # which fails for that
             await node.start(key)
             await until(lambda: node.status(key) == "active")
+
+    run(work())
+
+
+def test_nothing_is_decided_before_the_driver_has_answered() -> None:
+    """After a restart of the agent, a wake that waits must not be let in next to what computes."""
+
+    async def work() -> None:
+        node = FakeNode(silent=True)
+        node.add("a", "attached", seat="g0-s0")
+        b = node.add("b", seat="g0-s1")
+        taking = asyncio.create_task(_take(node, Taker(*b, operation="b")))
+        async with node.arbitrating() as arbiter:
+            await until(lambda: Taker(*b, operation="b") in node.room.waiting)
+            for _ in range(20):
+                node.changed()
+                await asyncio.sleep(0.001)
+            assert (node.done, arbiter.ready.is_set()) == ([], False)
+            node.silent = False
+            await taking
+            await until(lambda: node.status(b) == "active")
+        assert node.done == ["suspended a", "attached b"]
+        assert node.most_together == 1
+
+    run(work())
+
+
+def test_what_a_former_run_has_decided_and_that_waits_is_cancelled() -> None:
+    async def work() -> None:
+        node = FakeNode(own={"b"})
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        waits = asyncio.create_task(_take(node, Taker(*b, operation="b")))
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.cancelled == ["b"])
+            assert (node.status(a), node.status(b), arbiter.seat_of(b).requests) == ("active", "suspended", ())  # type: ignore[union-attr]
+            waits.cancel()
+            arbiter.ask(b, "api")
+            await until(lambda: node.status(b) == "active")
+        assert node.cancelled == ["b"]
+        assert node.most_together == 1
+
+    run(work())
+
+
+def test_a_driver_that_is_silent_at_first_is_asked_again_though_no_container_has_a_seat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arbiter_module, "LOOK_SECONDS", 0.01)
+
+    async def work() -> None:
+        node = FakeNode(silent=True)
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.looks > 1, seconds=10)
+            node.silent = False
+            key = node.add("a", "", seat="g0-s0")
+            await node.start(key)
+            assert arbiter.ready.is_set()
+
+    run(work())
+
+
+def test_a_swap_of_another_caller_makes_its_own_room() -> None:
+    """It has both containers for itself, so that a suspend of the one that leaves would wait for its end."""
+
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        node.swaps["b"] = a
+        async with node.arbitrating():
+            await until(lambda: node.status(a) == "active")
+            async with node.room.taken(Taker(*b, operation="b"), lambda reason: None):
+                assert node.status(a) == "suspending"
+            await until(lambda: node.status(b) == "active")
+            assert node.status(a) == "suspended"
+        assert node.done == ["suspended a", "attached b"]
+        assert "suspend" not in node.asked
+
+    run(work())
+
+
+def test_what_was_let_in_has_its_room_whatever_is_reported_of_it() -> None:
+    """A wake is let in because its seat is active; then the report comes by which it was suspended before."""
+
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.status(a) == "active")
+            async with node.room.taken(Taker(*a, operation="a"), lambda reason: None):
+                node.known[a].gpu = "suspended"
+                node.holding.clear()
+                arbiter.ask(b, "api")
+                await until(lambda: node.status(a) == "waking")
+                for _ in range(20):
+                    node.changed()
+                    await asyncio.sleep(0.001)
+                assert node.status(b) == "suspended"
+                await node.wake("", a)
+            await until(lambda: node.status(b) == "active")
+        assert node.done == ["attached a", "suspended a", "attached b"]
+        assert node.most_together == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("missing", ["silent", "away"])
+def test_an_outcome_counts_once_the_node_has_been_looked_at(missing: str) -> None:
+    """A suspend that has failed leaves a container that computes, whatever was seen in the middle of it."""
+
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.status(a) == "active")
+            node.failing, node.holding_up = {"a"}, True
+            arbiter.ask(b, "api")
+            await until(lambda: node.known[a].gpu == "suspending")
+            memory = node.holding.pop(a)  # for a moment
+            assert await arbiter.look()
+            node.holding[a] = memory
+            setattr(node, missing, True)
+            node.holding_up = False
+            for _ in range(20):
+                node.changed()
+                await asyncio.sleep(0.001)
+            assert (node.status(a), node.known[b].gpu) == ("suspending", "suspended")
+            node.failing = set()
+            setattr(node, missing, False)
+            await until(lambda: node.status(b) == "active")
+        assert node.done == ["suspended a", "attached b"]
+        assert node.most_together == 1
 
     run(work())
 
