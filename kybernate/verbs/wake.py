@@ -46,7 +46,7 @@ class Wake(OfShim):
         return of_parked(node, self.name) or self
 
     async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
-        """Raises Missing, beside what others do, where the container has ended, which containerd may not know yet."""
+        """Raises Missing as well, where the container has ended, which containerd may not know yet."""
         try:
             return await self._woken(shim, container, attempt)
         except ShimRefused as error:
