@@ -72,12 +72,28 @@ class ProxyProcess:
         assert self.process is not None
         self.process.kill()
         self.process.wait(40)
+        self.process = None
 
     def stop(self) -> None:
         """End it as a service manager does. HAProxy ends with it, once its streams have."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(40) == 0
+
+    def passes(self, model: str) -> bool:
+        """Return whether HAProxy passes a model's requests by itself."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.place / "haproxy/admin.sock"))
+            connection.sendall(f"show map {self.place}/haproxy/models.map\n".encode())
+            rows = [line.split() for line in connection.makefile().read().splitlines()]
+        return any(row[1:2] == [model] and row[2] != "activator" for row in rows)
+
+    def vanish(self) -> None:
+        """Kill it with its HAProxy, as a machine that is gone."""
+        if self.process is not None:
+            self.kill()
+        while pid := self.haproxy():
+            os.kill(pid, signal.SIGKILL)
 
     def haproxy(self) -> int:
         """Return the newest HAProxy with this proxy's configuration; 0 where there is none."""
@@ -88,16 +104,14 @@ class ProxyProcess:
 
 @contextmanager
 def running(proxy: ProxyProcess) -> Iterator[ProxyProcess]:
-    """Run a proxy, and end it by SIGTERM where the block does not fail."""
+    """Run a proxy, and end it by SIGTERM where the block neither fails nor has killed it."""
     try:
         proxy.start()
         yield proxy
-        proxy.stop()
-    finally:
         if proxy.process is not None:
-            proxy.kill()
-        while pid := proxy.haproxy():
-            os.kill(pid, signal.SIGKILL)
+            proxy.stop()
+    finally:
+        proxy.vanish()
         print(proxy.log.read_text()[-4000:] if proxy.log.exists() else "")
 
 

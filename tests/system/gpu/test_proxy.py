@@ -17,6 +17,7 @@ from tests.system.gpu.serving import serving
 from tests.system.node_agent import NodeAgent
 from tests.system.proxy_process import free_port, proxying, wakes
 
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     with node_agent.short_place() as directory:
