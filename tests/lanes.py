@@ -213,8 +213,8 @@ PARTS = (
     ),
     Part(
         "systemd",
-        ("system/test_systemd.py",),
-        10,
+        ("system/test_proxy_systemd.py", "system/test_systemd.py"),
+        20,
         ("trixie",),
         "systemd and the packaged units, whatever the runtimes",
     ),
@@ -253,8 +253,11 @@ PARTS = (
     ),
     Part(
         "proxy",
-        ("contract/proxy", "system/test_proxy_postgresql.py"),
-        110,
+        (
+            "contract/proxy", "system/gpu/test_proxy_kills.py", "system/gpu/test_two_proxies.py",
+            "system/test_proxy_postgresql.py",
+        ),
+        230,
         ("sid",),
         "sockets of the node, and a container that is frozen; system/gpu/test_proxy.py wakes one in both Debians",
     ),

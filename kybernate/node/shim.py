@@ -6,7 +6,7 @@ The socket is found by the formula that the shim itself uses, so no file of cont
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -208,6 +208,11 @@ async def state_now(container: KnownContainer, address: str) -> str:
     # A kill may have ended it that the shim has yet to make known.
     state = "has ended" if found[0].pid and has_ended(found[0].pid) else f"is {found[0].state}{suspended}{phase}"
     return f"container {container.title} {state}{note}"
+
+
+def are_over(found: Iterable[wire.Container]) -> bool:
+    """Return whether no process of what a shim has named is left, which the shim may have yet to make known."""
+    return all(one.state == "stopped" or (one.pid and has_ended(one.pid)) for one in found)
 
 
 def socket_of(container: KnownContainer, address: str) -> Path:

@@ -20,6 +20,7 @@ KINDS: Final = ("container",)
 LASTS_SECONDS: Final = 15.0  # of a report, three times as long as until the next one
 ABSENT: Final = "Missing"  # the agent's name of that fact
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # between two tries to reach an agent that is being started again
+ENDING_SECONDS: Final = 0.5  # in which containerd knows of a container that has just ended, and can remove it
 PHASES: Final = {  # by the state of its GPU memory; in all others its processes compute, or will without a wake
     "suspending": Phase.SUSPENDING,
     "suspended": Phase.ASLEEP,
@@ -76,7 +77,8 @@ class AgentModels:
             await asyncio.gather(noticed, woken, return_exceptions=True)
 
     async def _work(self, model: Model) -> None:
-        key, pause = secrets.token_hex(16), FIRST_PAUSE
+        """Ask the agent; a second time where the container may have ended just now, and is to be made of its image."""
+        key, pause, ending = secrets.token_hex(16), FIRST_PAUSE, True
         while True:
             try:
                 operation = await self._agent.wake(model.container, namespace=model.namespace, key=key)
@@ -90,6 +92,10 @@ class AgentModels:
                     await asyncio.sleep(LONGEST_PAUSE)
                     continue
                 absent = getattr(error, "type", "") == ABSENT
+                if absent and ending:
+                    ending, key = False, secrets.token_hex(16)
+                    await asyncio.sleep(ENDING_SECONDS)
+                    continue
                 raise WakeFailed(str(error), absent=absent, state=error.state, advice=error.advice) from error
 
     async def suspend(self, model: Model, *, unless_used: bool) -> None:

@@ -149,10 +149,8 @@ def decide(state: Held, now: float) -> list[Action]:
             actions.append(Reopen(given_up=True))
         case Phase.ASLEEP | Phase.ABSENT if now < state.retry_at:
             actions += _refused(state, gone, now)
-        case Phase.ASLEEP if waiting or state.in_flight or state.elsewhere:  # something else may have suspended it
-            actions.append(Wake())
-        case Phase.ABSENT if waiting:  # it may be parked, or have an image
-            actions.append(Wake())
+        case Phase.ASLEEP | Phase.ABSENT if waiting or state.in_flight or state.elsewhere:
+            actions.append(Wake())  # something else has suspended it, or it may be parked, or have an image
     return actions
 
 
@@ -161,7 +159,7 @@ def next_time(state: Held) -> float:
     times = [state.first_deadline]
     if state.phase == Phase.AWAKE and not state.waiting:
         times.append(_idle_at(state))
-    if state.phase == Phase.ASLEEP and (state.in_flight or state.elsewhere):
+    if state.phase in (Phase.ASLEEP, Phase.ABSENT) and (state.in_flight or state.elsewhere):
         times.append(state.retry_at)
     if state.phase == Phase.DRAINING:
         times.append(state.drain_began + state.model.drain)
@@ -265,8 +263,8 @@ def used(state: Held, now: float) -> None:
 
 def moved(state: Held, phase: Phase, now: float) -> None:
     """The model is in another phase."""
-    if (state.phase, phase) == (Phase.ABSENT, Phase.ASLEEP):
-        state.failure, state.retry_at = "", -inf  # what failed was to make it
+    if {state.phase, phase} == {Phase.ABSENT, Phase.ASLEEP}:
+        state.failure, state.retry_at = "", -inf  # what failed was to make it, or to wake one that is gone
     if phase in (Phase.AWAKE, Phase.DRAINING):
         state.drain_began = now
     if phase == Phase.AWAKE:

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from aiohttp import ClientSession, web
 
 from kybernate.proxy.activity import Activity
-from kybernate.proxy.callers import Callers
-from kybernate.proxy.document import ProxySettingsInvalid, read_text
+from kybernate.proxy.document import ProxySettingsInvalid
 from kybernate.proxy.embedded.connection import Connections
 from kybernate.proxy.embedded.handler import Handler
 from kybernate.proxy.embedded.tcp import TcpPort
 from kybernate.proxy.embedded.upstream import Inner, session
 from kybernate.proxy.engine import Engine
 from kybernate.proxy.ext_proc.server import ExtProcPort
+from kybernate.proxy.haproxy.child import HaproxyUnusable
 from kybernate.proxy.haproxy.plane import HaproxyPlane
-from kybernate.proxy.keys import read_keys
 from kybernate.proxy.metrics import AccessLog, Metrics, States
 from kybernate.proxy.models import Models
 from kybernate.proxy.record import Record
+from kybernate.proxy.rules import Rules
 from kybernate.proxy.settings import Model, Selector, Settings
 from kybernate.proxy.shares import Shares, Sharing
 from kybernate_shim.logs import Log
@@ -51,6 +51,7 @@ class Service:
     metrics: Metrics
     client: ClientSession
     connections: Connections
+    rules: Rules
     servers: list[asyncio.Server] = field(default_factory=list)
     runners: list[web.ServerRunner] = field(default_factory=list)
     tcp: list[TcpPort] = field(default_factory=list)
@@ -73,6 +74,20 @@ class Service:
             self.access.reopen()
         except OSError as error:
             self.log.error("proxy.access_log_not_opened", error=str(error))
+
+    async def change(self, settings: Settings) -> None:
+        """Decide requests by other settings from now on; those that are answered or wait stay as they are.
+
+        Raises ProxySettingsInvalid and HaproxyUnusable; then nothing has changed.
+        """
+        before = self.rules.settings
+        self.rules.change(settings)
+        if self.plane is not None:
+            try:
+                await self.plane.change(settings)
+            except HaproxyUnusable:
+                self.rules.change(before)
+                raise
 
     async def close(self, *, drain: float = 5.0, leave: bool = False) -> None:
         """Accept no more, refuse those that are held, give those that are answered some seconds, and end.
@@ -114,15 +129,14 @@ async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sha
     metrics.registry.register(States(engine))
     client = session()
     access = AccessLog(settings.access_log) if settings.access_log else None
-    callers = Callers({str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys})
-    peer_keys = {one.name: read_text(one.key_file).strip() for one in settings.peers if one.key_file}
+    rules = Rules(settings)
     inner = Inner(session(plane.places.inner), plane.inner_names()) if plane is not None else None
     observers = Observers(metrics, access)
-    handler = Handler(settings, engine, client, callers, peer_keys, observers, log, inner)
+    handler = Handler(rules, engine, client, observers, log, inner)
     connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
-    service = Service(engine, metrics, client, connections, plane=plane, inner=inner)
+    service = Service(engine, metrics, client, connections, rules, plane=plane, inner=inner, access=access, log=log)
     if settings.ext_proc:
-        service.ext_proc = ExtProcPort(settings, engine, callers, peer_keys, observers)
+        service.ext_proc = ExtProcPort(rules, engine, observers)
     try:
         await _listen(service, settings, log)
         if plane is not None:

@@ -15,7 +15,7 @@ from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import Containerd
 from kybernate.node.failure import Missing, Refused
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.shim import Shim
+from kybernate.node.shim import Shim, ShimRefused, are_over
 from kybernate.verbs.model import Result, Target
 from kybernate.verbs.node import Node
 from kybernate.verbs.of_shims import OfShim
@@ -46,6 +46,15 @@ class Wake(OfShim):
         return of_parked(node, self.name) or self
 
     async def call_shim(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
+        """Raises Missing as well, where the container has ended, which containerd may not know yet."""
+        try:
+            return await self._woken(shim, container, attempt)
+        except ShimRefused as error:
+            if error.code == "CANCELED" or not are_over(await shim.status(container.id)):
+                raise
+            raise Missing(f"container {container.title} has ended: {error}") from error
+
+    async def _woken(self, shim: Shim, container: KnownContainer, attempt: Attempt) -> Result:
         found = await shim.status(container.id)
         if any(status.state == "paused" for status in found):
             await asyncio.to_thread(_thaw, attempt.node, container)

@@ -15,6 +15,7 @@ from tests.bench import (
     large_store,
     memory,
     peer,
+    proxy_wake,
     registry,
     seats,
     starts,
@@ -79,7 +80,7 @@ def _groups() -> list[Group]:
     groups += [(agent.NAMES, agent.pairs)]
     groups += [(tiers.NAMES, tiers.pairs), (seats.NAMES, seats.pairs)]
     groups += [(large_store.NAMES, large_store.pairs), (store_transfer.NAMES, store_transfer.pairs)]
-    groups += [(peer.NAMES, peer.pairs)]
+    groups += [(peer.NAMES, peer.pairs), (proxy_wake.NAMES, proxy_wake.pairs)]
     return [*groups, *((memory.names(count), partial(memory.pairs, count)) for count in memory.PODS)]
 
 

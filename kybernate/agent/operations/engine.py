@@ -28,8 +28,8 @@ from kybernate.agent.operations.tracks import Tracks
 from kybernate.agent.operations.validate import require_valid
 from kybernate.agent.operations.watchers import Watchers
 from kybernate.messages import agent_pb2
-from kybernate.node.failure import Unavailable
-from kybernate.verbs.model import Limits, Observation, Operation, Report, Seen, State, Submission
+from kybernate.node.failure import Missing, Unavailable
+from kybernate.verbs.model import Arguments, Limits, Observation, Operation, Report, Seen, State, Submission, Target
 
 RETRY_SECONDS = 1.0  # between attempts to write to a journal that cannot be written
 MOST_SLEEP_SECONDS = 60.0  # the clock may be set meanwhile
@@ -170,8 +170,7 @@ class Engine:
                 raise Unavailable("the agent is stopping", state="no operation was begun", advice=AGENT_STOPPING_ADVICE)
             now, limits = self._clock(), self._limits()
             id = self._last_id = new_id(now, self._last_id)
-            arguments = await self._executor.meant(submission.arguments)
-            target = await self._executor.resolve(id, arguments)
+            arguments, target = await self._resolved(id, submission.arguments)
             seconds = submission.seconds or limits.deadline
             operation = Operation(
                 id=id,
@@ -186,6 +185,17 @@ class Engine:
                 revision=1,
             )
             return await self._add(operation, submission, limits)
+
+    async def _resolved(self, id: str, wanted: Arguments) -> tuple[Arguments, Target]:
+        """Return what a request comes to, and of what. Raises Failure."""
+        arguments = await self._executor.meant(wanted)
+        try:
+            return arguments, await self._executor.resolve(id, arguments)
+        except Missing:  # its container may have ended between the two looks: then it comes to another thing
+            arguments = await self._executor.meant(wanted)
+            if arguments == wanted:
+                raise
+            return arguments, await self._executor.resolve(id, arguments)
 
     async def _add(self, operation: Operation, submission: Submission, limits: Limits) -> Operation:
         async with self._lock:

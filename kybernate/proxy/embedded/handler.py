@@ -17,8 +17,7 @@ from multidict import CIMultiDict
 
 from kybernate.proxy import progress
 from kybernate.proxy.api_errors import Refusal
-from kybernate.proxy.callers import Callers
-from kybernate.proxy.embedded import headers as rules
+from kybernate.proxy.embedded import headers as header_rules
 from kybernate.proxy.embedded.body import Body
 from kybernate.proxy.embedded.connection import has_hung_up
 from kybernate.proxy.embedded.exchange import Exchange, api_of_request, head_of
@@ -30,8 +29,9 @@ from kybernate.proxy.holding import Phase
 from kybernate.proxy.keys import KEY_HEADERS
 from kybernate.proxy.models_list import listed
 from kybernate.proxy.record import Observer
-from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, Router, ToModel, ToPeer, probe_for
-from kybernate.proxy.settings import Model, Peer, Settings
+from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, ToModel, ToPeer, probe_for
+from kybernate.proxy.rules import Rules
+from kybernate.proxy.settings import Model, Peer
 from kybernate_shim.logs import Log
 
 MODEL: Final = frozenset({"model"})
@@ -41,22 +41,20 @@ NO_KEYS: Final[frozenset[str]] = frozenset()
 
 
 class Handler:
-    """Answers each request. `peer_keys` are those of peers, by their names."""
+    """Answers each request."""
 
     def __init__(
         self,
-        settings: Settings,
+        rules: Rules,
         engine: Engine,
         client: ClientSession,
-        callers: Callers,
-        peer_keys: Mapping[str, str],
         observer: Observer,
         log: Log,
         inner: Inner | None = None,
     ) -> None:
-        self._settings, self._engine, self._observer, self._log = settings, engine, observer, log
-        self._router = Router(settings)
-        self._callers, self._peer_keys = callers, peer_keys
+        settings = rules.settings
+        self._limits = settings.limits
+        self._rules, self._engine, self._observer, self._log = rules, engine, observer, log
         self._behind = inner is not None
         self._upstreams = Upstreams(client, settings.limits.send_seconds, inner)
         self.trusted = [ip_network(one) for one in settings.trusted]
@@ -89,37 +87,39 @@ class Handler:
         head, target = head_of(request)
         peer = request.transport.get_extra_info("peername") if request.transport else None
         address = peer[0] if isinstance(peer, tuple) else "unix"
-        trusted = rules.is_trusted(address, self.trusted) or address == "unix"
+        trusted = header_rules.is_trusted(address, self.trusted) or address == "unix"
         client = address
         if trusted and (before := head.headers.get("x-forwarded-for")):
             client = before.rpartition(",")[2].strip()
         return Exchange(
-            id=rules.request_id_of(head.headers), client=client, head=head, api=api_of_request(head), request=request,
-            trusted=trusted, target=target,
+            id=header_rules.request_id_of(head.headers), client=client, head=head, api=api_of_request(head),
+            request=request, trusted=trusted, target=target,
         )  # fmt: skip
 
     async def _answered(self, exchange: Exchange) -> web.StreamResponse:
         request, head = exchange.request, exchange.head
         headers = CIMultiDict(request.headers)
-        mistake = rules.mistake_in(head.method, request.version, request._message.path, headers)
-        if mistake is not None and not (self._behind and rules.is_grpc(head.headers)):
+        mistake = header_rules.mistake_in(head.method, request.version, request._message.path, headers)
+        if mistake is not None and not (self._behind and header_rules.is_grpc(head.headers)):
             raise Refused(mistake)
-        route = self._router.matching(head)
-        self._callers.require_key(exchange, route)
-        decision = self._router.route(head, route, None, self._engine.load, self._draw())
+        rules = self._rules
+        router, callers = rules.router, rules.callers
+        route = router.matching(head)
+        callers.require_key(exchange, route)
+        decision = router.route(head, route, None, self._engine.load, self._draw())
         if isinstance(decision, ToModel) and (probe := self._probe(head, decision.model)) is not None:
             return probe
         if mistake is not None:
             return await self._wake_for_grpc(exchange, decision, mistake)
-        self._callers.require_quota(exchange, route)
+        callers.require_quota(exchange, route)
         if isinstance(decision, Refusal) and head.path == "/health" and head.method == "GET":
             return web.Response(text="ok\n")
-        body = Body(request, self._settings.limits)
+        body = Body(request, self._limits)
         fields: Mapping[str, Any] = {}
         if isinstance(decision, NeedBody) or (self._progressing and body.exists):
             fields = await body.fields(MODEL_AND_STREAM if self._progressing else MODEL)
         if isinstance(decision, NeedBody):
-            decision = self._router.route(head, route, str(fields.get("model", "")), self._engine.load, self._draw())
+            decision = router.route(head, route, str(fields.get("model", "")), self._engine.load, self._draw())
         drop = KEY_HEADERS if route is not None and route.keys else NO_KEYS
         return await self._decided(exchange, decision, body, headers, drop, bool(fields.get("stream")))
 
@@ -155,11 +155,13 @@ class Handler:
 
     def _list(self, name: str) -> web.StreamResponse:
         phases = {one: held.phase for one, held in self._engine.held.items()}
-        return web.Response(text=json.dumps(listed(self._settings, phases, name)), content_type="application/json")
+        return web.Response(
+            text=json.dumps(listed(self._rules.settings, phases, name)), content_type="application/json"
+        )
 
     def _headers(self, exchange: Exchange, headers: CIMultiDict[str], drop: frozenset[str]) -> CIMultiDict[str]:
         scheme = "https" if exchange.request.secure else "http"
-        return rules.for_upstream(
+        return header_rules.for_upstream(
             headers, client=self._peer_of(exchange), scheme=scheme, request_id=exchange.id, trusted=exchange.trusted,
             drop=drop,
         )  # fmt: skip
@@ -173,11 +175,11 @@ class Handler:
         self, exchange: Exchange, peer: Peer, body: Body, headers: CIMultiDict[str]
     ) -> web.StreamResponse:
         headers.popall("Host", None)
-        if key := self._peer_keys.get(peer.name):
+        if key := self._rules.peer_keys.get(peer.name):
             for name in KEY_HEADERS:
                 headers.popall(name, None)
             headers["Authorization"] = f"Bearer {key}"
-        left = min(rules.seconds_of_client(exchange.head.headers) or 30.0, 30.0)
+        left = min(header_rules.seconds_of_client(exchange.head.headers) or 30.0, 30.0)
         return await self._upstreams.pass_on(exchange, body, None, peer.url, headers, left, lambda: None)
 
     async def _to_model(
@@ -195,7 +197,7 @@ class Handler:
             )
         exchange.through = model.name
         content = await self._filtered(model, body)
-        deadline = rules.seconds_of_client(exchange.head.headers) or inf
+        deadline = header_rules.seconds_of_client(exchange.head.headers) or inf
         with await self._admitted(exchange, model, len(body.prefix), deadline, streams) as admission:
             left = min(deadline, model.queue.age) - admission.waited
             if wants_upgrade(original) and not body.exists:
@@ -224,7 +226,7 @@ class Handler:
         if not isinstance(decision, ToModel):
             raise Refused(mistake)
         exchange.model = decision.model.name
-        deadline = rules.seconds_of_client(exchange.head.headers) or inf
+        deadline = header_rules.seconds_of_client(exchange.head.headers) or inf
         words = "the model is awake now; call again"
         try:
             with await self._admitted(exchange, decision.model, 0, deadline, False):

@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import grpc.aio
 from kybernate.messages import ext_proc_pb2 as wire
 from kybernate.messages import ext_proc_pb2_grpc as service
 from kybernate.proxy.api_errors import Refusal
-from kybernate.proxy.callers import Callers
 from kybernate.proxy.document import ProxySettingsInvalid
 from kybernate.proxy.engine import Admission, Engine, Refused
 from kybernate.proxy.ext_proc import answers
@@ -25,8 +24,9 @@ from kybernate.proxy.holding import Phase
 from kybernate.proxy.models import place_of
 from kybernate.proxy.models_list import listed
 from kybernate.proxy.record import Observer, Record
-from kybernate.proxy.routing import Decision, Head, ListModels, Router, ToModel, probe_for
-from kybernate.proxy.settings import Peer, Route, Settings
+from kybernate.proxy.routing import Decision, Head, ListModels, ToModel, probe_for
+from kybernate.proxy.rules import Rules
+from kybernate.proxy.settings import Peer, Route
 
 MOST_STREAMS: Final = 1 << 14  # requests that Envoy asks about at one time; each is a task and one buffer
 KEPT_SECONDS: Final = 5.0  # that an address of a name counts
@@ -43,16 +43,12 @@ class ExtProcPort(service.ExternalProcessorServicer):
 
     def __init__(
         self,
-        settings: Settings,
+        rules: Rules,
         engine: Engine,
-        callers: Callers,
-        peer_keys: Mapping[str, str],
         observer: Observer,
     ) -> None:
-        self.limits = settings.limits
-        self._settings, self._engine, self._callers, self._peer_keys = settings, engine, callers, peer_keys
-        self._observer = observer
-        self._router = Router(settings)
+        self.limits = rules.settings.limits
+        self._rules, self._engine, self._observer = rules, engine, observer
         self._streams = 0
         self._places: dict[str, tuple[str, float]] = {}
         most = max(self.limits.filtered, 1 << 20) + (1 << 16)
@@ -95,12 +91,12 @@ class ExtProcPort(service.ExternalProcessorServicer):
     def route_of(self, record: Record) -> Route | None:
         if self._streams > MOST_STREAMS:
             raise Refused(BUSY)
-        route = self._router.matching(record.head)
-        self._callers.require_key(record, route)
+        route = self._rules.router.matching(record.head)
+        self._rules.callers.require_key(record, route)
         return route
 
     def decide(self, head: Head, route: Route | None, model: str | None) -> Decision:
-        return self._router.route(head, route, model, self._engine.load, random.random())
+        return self._rules.router.route(head, route, model, self._engine.load, random.random())
 
     def answered(self, record: Record, decision: Decision, route: Route | None) -> wire.ProcessingResponse | None:
         head = record.head
@@ -109,14 +105,14 @@ class ExtProcPort(service.ExternalProcessorServicer):
         if model is not None and sleeps and (probe := probe_for(head, model)) is not None:
             record.status = probe.status
             return answers.immediate(probe.status, {"content-type": "text/plain"}, probe.body.encode(), "probe")
-        self._callers.require_quota(record, route)
+        self._rules.callers.require_quota(record, route)
         if isinstance(decision, Refusal) and head.path == "/health" and head.method == "GET":
             record.status = 200
             return answers.immediate(200, {"content-type": "text/plain"}, b"ok\n", "health")
         if isinstance(decision, ListModels):
             phases = {one: held.phase for one, held in self._engine.held.items()}
             record.status = 200
-            return answers.json_answer(listed(self._settings, phases, decision.name))
+            return answers.json_answer(listed(self._rules.settings, phases, decision.name))
         return None
 
     def try_pass(self, name: str) -> Admission | None:
@@ -140,4 +136,4 @@ class ExtProcPort(service.ExternalProcessorServicer):
         return place
 
     def key_of(self, peer: Peer) -> str:
-        return self._peer_keys.get(peer.name, "")
+        return self._rules.peer_keys.get(peer.name, "")

@@ -66,6 +66,7 @@ class Child:
         self.api = RuntimeApi(places.admin)
         self.pid = 0
         self._watched = -1  # a descriptor of the process, which is readable once it has ended
+        self._leaving: dict[int, int] = {}  # processes that end with their streams, each by such a descriptor
         self._ending = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -80,14 +81,20 @@ class Child:
             self._watch(old)
             self._log.info("proxy.haproxy_adopted", pid=old)
             return
-        self._places.config.write_text(config)
-        check(self._binary, self._places.config)
+        fresh = self._places.config.with_suffix(".new")
+        fresh.write_text(config)
+        check(self._binary, fresh)
+        fresh.replace(self._places.config)
         await self._launch(old)
 
     def leave(self) -> None:
         """Let it serve without this process; the next proxy takes it over."""
         self._ending = True
         self._unwatch()
+        for descriptor in list(self._leaving):
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+            del self._leaving[descriptor]
 
     def stop(self) -> None:
         """Have it accept no more, and end once its streams have."""
@@ -97,6 +104,25 @@ class Child:
                 os.kill(self.pid, signal.SIGUSR1)
             except ProcessLookupError:
                 pass
+
+    @property
+    def leaving(self) -> bool:
+        """Whether an earlier process still has streams."""
+        return bool(self._leaving)
+
+    def _let_go(self, pid: int) -> None:
+        """Follow a process that ends with its streams, until then."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        self._leaving[descriptor] = pid
+        asyncio.get_running_loop().add_reader(descriptor, self._has_left, descriptor)
+
+    def _has_left(self, descriptor: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        _reap(self._leaving.pop(descriptor))
 
     async def _running(self) -> int:
         try:
@@ -113,6 +139,8 @@ class Child:
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
         self._watch(process.pid)
+        if old:
+            self._let_go(old)
         try:
             async with asyncio.timeout(START_SECONDS):
                 looks = 0  # the socket is the old one's as well until that has stopped listening
@@ -141,10 +169,7 @@ class Child:
 
     def _died(self) -> None:
         self._unwatch()
-        try:
-            os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            pass  # an earlier proxy's child
+        _reap(self.pid)
         if self._ending:
             return
         self._log.error("proxy.haproxy_killed", pid=self.pid)
@@ -162,6 +187,13 @@ class Child:
             else:
                 self._restarted()
                 return
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # an earlier proxy's child
 
 
 def max_connections() -> int:

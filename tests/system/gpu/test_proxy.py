@@ -3,57 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.cuda import Gpus
-from tests.system import gpu, node_agent
-from tests.system.checkpoints import PYTHON
+from tests.system import node_agent
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.toolkit import visible
+from tests.system.gpu.serving import serving
 from tests.system.node_agent import NodeAgent
 from tests.system.proxy_process import free_port, proxying, wakes
-
-# Answers requests with three events, each of which needs the GPU: what was written there is read back.
-SERVER = """
-import ctypes, json, sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    result = getattr(cuda, name)(*arguments)
-    assert result == 0, f"{name}: {result}"
-context, memory, word = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-call("cuCtxSetCurrent", context)
-call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(64 << 20))
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_POST(self):
-        number = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["number"]
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        call("cuCtxSetCurrent", context)
-        for step in range(3):
-            sent, back = ctypes.c_uint64(number * 10 + step), ctypes.c_uint64()
-            place = ctypes.c_uint64(memory.value + 8 * number)
-            call("cuMemcpyHtoD_v2", place, ctypes.byref(sent), ctypes.c_size_t(8))
-            call("cuMemcpyDtoH_v2", ctypes.byref(back), place, ctypes.c_size_t(8))
-            self.wfile.write(b"data: %d\\n\\n" % back.value)
-            self.wfile.flush()
-        self.close_connection = True
-    def log_message(self, *words):
-        pass
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
 
 
 @pytest.fixture
@@ -66,21 +28,6 @@ def place() -> Iterator[Path]:
 def agent(place: Path) -> Iterator[NodeAgent]:
     with node_agent.running(place) as running:
         yield running
-
-
-@contextmanager
-def serving(ctr: Ctr, port: int) -> Iterator[str]:
-    """A container with the program, which answers on the node's own port."""
-    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
-    flags = ["--net-host", *gpu.mounts(), *visible(0)]
-    with own.running("python3", "-c", SERVER, str(port), id=ctr.new_id("model"), flags=flags) as id:
-
-        def accepts() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        eventually(accepts, seconds=40)
-        yield id
 
 
 def settings(container: str, port: int, plane: str) -> str:

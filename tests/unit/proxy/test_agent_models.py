@@ -144,6 +144,31 @@ def test_model_that_is_gone_is_told_from_one_that_does_not_wake(tmp_path: Path) 
     assert asyncio.run(failed()).absent
 
 
+def test_model_that_ends_while_it_is_to_wake_is_asked_for_again(tmp_path: Path) -> None:
+    """The first operation is one of the container that has ended; the second one makes it of its image."""
+    missing = wire.Error(type="Missing", message="it has ended")
+
+    async def keys() -> list[str]:
+        fake = FakeAgent(tmp_path / "agent.sock")
+        answers = [wire.Operation(state=wire.FAILED, error=missing), wire.Operation(state=wire.SUCCEEDED)]
+
+        def script(id: str) -> list[wire.Operation]:
+            answer = answers.pop(0)
+            answer.id = id
+            return [answer]
+
+        fake.script = script
+        try:
+            async with AsyncAgent(str(fake.socket)) as agent:
+                await AgentModels(agent, [QWEN]).wake(QWEN)
+                return [one.options.idempotency_key for one in fake.requests]
+        finally:
+            fake.stop()
+
+    first, second = asyncio.run(keys())
+    assert first != second
+
+
 def test_use_by_others_or_on_a_gpu_keeps_a_model_awake(tmp_path: Path) -> None:
     async def asked() -> list[bool]:
         fake = FakeAgent(tmp_path / "agent.sock")

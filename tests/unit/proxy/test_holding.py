@@ -110,6 +110,23 @@ def test_model_that_is_suspended_with_requests_in_flight_is_woken() -> None:
     assert holding.decide(state, 12.0) == [Wake()]
 
 
+def test_wake_that_failed_is_tried_again_at_once_when_its_container_is_gone() -> None:
+    """What failed was to wake that one; the next wake makes it of its image."""
+    state = held(Phase.WAKING, ticket(1))
+    holding.wake_failed(state, "it has ended", 0.0)
+    holding.moved(state, Phase.ABSENT, 1.0)
+    assert holding.decide(state, 1.0) == [Wake()]
+    holding.wake_failed(state, "nothing to make it of", 2.0, absent=True)
+    assert all(isinstance(one, Refuse) for one in holding.decide(state, 2.0))
+
+
+def test_request_that_waits_for_the_port_of_a_container_that_is_gone_wakes_it() -> None:
+    state = held(Phase.AWAKE)
+    holding.began(state, 0.0)
+    holding.moved(state, Phase.ABSENT, 1.0)
+    assert holding.decide(state, 1.0) == [Wake()]
+
+
 def test_queue_is_bounded_by_count_and_bytes() -> None:
     state = held(Phase.ASLEEP, *(ticket(number) for number in range(5)))
     assert holding.offer(state, ticket(9), 0.0) is not None

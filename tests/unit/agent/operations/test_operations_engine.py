@@ -60,13 +60,17 @@ class Script:
     heard: dict[str, Heard] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     seen: Observation = field(default_factory=lambda: Observation(Seen.ABSENT))
+    comes_to: list[Arguments] = field(default_factory=list)  # what requests come to, each time that it is looked
+    missing: Arguments | None = None
 
     verbs = VERBS
 
     async def meant(self, arguments: Arguments) -> Arguments:
-        return arguments
+        return self.comes_to.pop(0) if self.comes_to else arguments
 
     async def resolve(self, id: str, arguments: Arguments) -> Target:
+        if self.missing == arguments:
+            raise Missing("it has no processes")
         name = getattr(arguments, "name", "x")
         return Target(container=name, title=name, holds=(name,))
 
@@ -123,6 +127,17 @@ async def agent(path: Path, script: Script | None = None, **options: Any) -> Asy
         running.cancel()
         await asyncio.wait({running})
         journal.close()
+
+
+def test_request_is_looked_at_again_where_its_container_ends_between_two_looks(tmp_path: Path) -> None:
+    async def work() -> None:
+        wanted = ASK.arguments
+        async with agent(tmp_path, Script(comes_to=[wanted, Checkpoint("other")], missing=wanted)) as node:
+            assert (await node.engine.submit(ASK)).arguments == Checkpoint("other")
+            with pytest.raises(Missing, match="no processes"):
+                await node.engine.submit(ASK)
+
+    asyncio.run(work())
 
 
 def test_watcher_sees_every_state_and_the_end(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kybernate.node.failure import Missing
+from kybernate.node.shim import ShimRefused
 from kybernate.verbs.model import Result, Target
 from kybernate.verbs.node import ParkedContainer
 from kybernate.verbs.restore import Restore
@@ -15,6 +16,7 @@ from kybernate.verbs.resume import Resume
 from kybernate.verbs.verb import Verb
 from kybernate.verbs.wake import Sleep, Wake
 from kybernate_shim.messages import shim_pb2 as wire
+from kybernate_shim.ttrpc import Code, RpcError
 from tests.unit.agent.operations.hands import ID, Hands
 from tests.unit.cli.conftest import Node as FakeNode
 from tests.unit.cli.conftest import node as node
@@ -71,6 +73,18 @@ def test_container_that_may_use_cuda_is_suspended_and_not_frozen(hands: Hands, c
         setattr(counter.containers["counter"], name, value)
     counter.answers["Suspend"] = wire.SuspendResponse(vram_bytes=9)
     assert hands.execute(Sleep("counter")) == Result(vram_bytes=9)
+
+
+@pytest.mark.parametrize(("state", "error"), [("stopped", Missing), ("running", ShimRefused)])
+def test_wake_of_a_container_that_has_just_ended_finds_none(
+    hands: Hands, counter: Any, state: str, error: type[Exception]
+) -> None:
+    operation = hands.operation(Wake("counter"))
+    counter.containers["counter"].suspended = True
+    counter.containers["counter"].state = state
+    counter.answers["Resume"] = RpcError(Code.FAILED_PRECONDITION, "container counter cannot be resumed")
+    with pytest.raises(error, match="cannot be resumed"):
+        hands.run(operation)
 
 
 PARKED = ParkedContainer("counter", "default", "id-1", "/log")
