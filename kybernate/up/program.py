@@ -23,11 +23,12 @@ from kybernate.proxy import service
 from kybernate.proxy.settings import Model, Route
 from kybernate.proxy.settings import Settings as ProxySettings
 from kybernate.up import control, network
-from kybernate.up.keeper import TEMPLATE_LABEL, Keeper
+from kybernate.up.keeper import Keeper
 from kybernate.up.models_file import ModelsFile, load
 from kybernate.up.pods import Pods
 from kybernate.up.room import Room
 from kybernate.up.source import KeptModels, gpus_of
+from kybernate.up.steps import TEMPLATE_LABEL
 from kybernate_shim.logs import Log
 
 WATCH_SECONDS: Final = 0.5  # between two looks at the file

@@ -47,8 +47,8 @@ class KeptModels:
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
         """Yield phases as `Models.watch`. Raises as AgentModels does."""
-        self.keeper.settled = self._queue.put_nowait
-        self.keeper.slept, self.keeper.woke = self._slept, self._woke
+        self.keeper.steps.settled = self._queue.put_nowait
+        self.keeper.steps.slept, self.keeper.steps.woke = self._slept, self._woke
         pump = asyncio.create_task(self._pump())
         try:
             while True:
