@@ -1,7 +1,8 @@
 """Keeps the models of a file as it says: what each needs next, done, with room on the GPUs where it needs some.
 
 Programs that start from the beginning load one after the other; those that come back from templates do so side by side
-where there is room. Both claim it first; without a request, they wait for models that have some.
+where there is room. Both claim it first; without a request, they wait for models that have some. A model with a seat
+waits for its seat's turn alone, where the agent has seats.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -192,11 +193,13 @@ class Keeper:
             restores = step is Step.RESTORE or (kept.template and not kept.done.stale)
             asleep = step not in STARTS and await self.steps.is_suspended(entry)
             has_it = step not in STARTS and not (asleep and not kept.template)
+            devices = self.room.decided_here(entry.devices, entry.seat)
+            turn = self._restoring if restores else self._loading
             async with (
-                self._restoring if restores else self._loading,
+                nullcontext() if entry.seat and self.room.seats else turn,
                 self.room.taken(
                     entry.name,
-                    entry.devices,
+                    devices,
                     0 if asleep and has_it else self._needed(kept, step),
                     seconds=entry.start_timeout,
                     why_not=lambda in_way: self._why_not(kept, in_way),

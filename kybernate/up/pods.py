@@ -31,6 +31,7 @@ MODEL: Final = "kybernate.io/up-model"
 DIGEST: Final = "kybernate.io/up-digest"
 NETWORK: Final = "kybernate.io/up-network"
 SEAT: Final = "kybernate.io/seat"
+ARENA: Final = "kybernate.io/arena"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
 LOGS: Final = Path("/var/log/kybernate/up")
@@ -260,6 +261,8 @@ class Pods:
                     container.mounts.add(container_path=place, host_path=str(Path(place).resolve()), readonly=True)
         if entry.seat:
             container.annotations[SEAT] = entry.seat
+        if entry.devices:
+            container.annotations[ARENA] = "true" if entry.arena else "false"  # where the node has one
         if template:
             container.annotations[RESTORE_FROM] = template
         security = container.linux.security_context
@@ -283,6 +286,12 @@ def _translated() -> Iterator[None]:
         if code is grpc.StatusCode.UNAVAILABLE:
             raise Unavailable(
                 "containerd does not answer", advice="`kybernate doctor` examines it; `kybernate up` tries again"
+            ) from error
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise Refused(
+                f"containerd's CRI is off: {error.details()}",
+                state="models need it, and none is started",
+                advice="take `cri` out of `disabled_plugins` in /etc/containerd/config.toml, and restart containerd",
             ) from error
         raise Refused(f"containerd: {error.details()}") from error
 

@@ -27,7 +27,7 @@ from kybernate.up.keeper import Keeper
 from kybernate.up.models_file import ModelsFile, load
 from kybernate.up.pods import Pods
 from kybernate.up.room import Room
-from kybernate.up.source import KeptModels, gpus_of
+from kybernate.up.source import KeptModels, gpus_of, has_seats
 from kybernate.up.steps import TEMPLATE_LABEL
 from kybernate_shim.logs import Log
 
@@ -77,7 +77,7 @@ class Program:
             self.pods = pods
             async with AsyncAgent(agent_address) as agent, ClientSession() as session:
                 await agent.node()
-                room = Room(lambda: gpus_of(agent), list, lambda name: None)
+                room = Room(lambda: gpus_of(agent), list, lambda name: None, lambda: has_seats(agent))
                 keeper = Keeper(self.file, pods, agent, session, self.say, room)
                 async with control.serving(self.file.project, self._verbs(keeper)), self._watching(watch):
                     while not self.stopped.is_set():
@@ -89,6 +89,8 @@ class Program:
         settings = proxy_settings(self.file)
         if any(entry.network == "pod" for entry in self.file.models):
             await asyncio.to_thread(network.ensure, self.file.project, self.pods, self.say)
+        if (seated := [entry.name for entry in self.file.models if entry.seat]) and not await has_seats(agent):
+            self.say("", f"the agent has no seats: room for {', '.join(seated)} is decided here, by sizes")
         self._source = source = KeptModels(agent, keeper, settings.models)
         keeper.room.holders, keeper.room.leave = source.holders, source.leave
         running = await service.start(settings, source, self.log)

@@ -104,7 +104,8 @@ class KeptModels:
                 await self.keeper.look_at(model.name)
 
     async def _wake_with(self, model: Model, entry: Entry, needed: int | None) -> None:
-        async with self.keeper.room.taken(entry.name, entry.devices, needed, seconds=model.wake_timeout):
+        devices = self.keeper.room.decided_here(entry.devices, entry.seat)
+        async with self.keeper.room.taken(entry.name, devices, needed, seconds=model.wake_timeout):
             await self._agent.wake(model)
             self._phases[model.name] = Phase.AWAKE  # which the Watch may say a little later
 
@@ -136,7 +137,7 @@ class KeptModels:
     # -- what the room asks
 
     def holders(self) -> list[Holder]:
-        """Return the models that are awake."""
+        """Return the models that are awake, but for those of which the agent's arbiter decides."""
         if self.engine is None:
             return []
         now, found = asyncio.get_running_loop().time(), []
@@ -145,7 +146,8 @@ class KeptModels:
             at_work = held.phase in AT_WORK or self._phases.get(name, Phase.ABSENT) not in (Phase.ASLEEP, Phase.ABSENT)
             if kept is None or not at_work or not kept.done.settled:
                 continue
-            if not (gpus := self.keeper.room.of(kept.entry.devices)):
+            devices = self.keeper.room.decided_here(kept.entry.devices, kept.entry.seat)
+            if not (gpus := self.keeper.room.of(devices)):
                 continue
             used = time.monotonic() - (now - held.busy_until) if held.busy_until > 0 else 0.0
             busy = held.in_flight > 0 or bool(held.waiting)
@@ -182,8 +184,10 @@ class KeptModels:
 
     def crowded(self, name: str) -> bool:
         """Return whether a model that sleeps could wake only if another one left that has requests."""
-        kept = self.keeper.models.get(name)
-        return kept is not None and self.keeper.room.crowded(name, kept.entry.devices, kept.vram)
+        kept, room = self.keeper.models.get(name), self.keeper.room
+        if kept is None:
+            return False
+        return room.crowded(name, room.decided_here(kept.entry.devices, kept.entry.seat), kept.vram)
 
     def upstream_of(self, model: Model) -> str:
         """Return where a model is now: a pod with a network of its own has another address after each start."""
@@ -238,3 +242,8 @@ async def gpus_of(agent: AsyncAgent) -> list[Gpu]:
     """Return the node's GPUs."""
     node = await agent.node()
     return [Gpu(one.uuid, one.index, one.total_bytes, one.used_bytes) for one in node.gpus]
+
+
+async def has_seats(agent: AsyncAgent) -> bool:
+    """Return whether the node's agent has seats."""
+    return bool(await agent.seats(all=True))
