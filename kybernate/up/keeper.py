@@ -101,9 +101,7 @@ class Keeper:
         await self.room.measure()
         for one in running.values():
             await asyncio.to_thread(self._pods.rotate, one)
-        for name in running.keys() - self.models.keys():
-            self._say(name, "is no longer in the file: its container is removed")
-            await asyncio.to_thread(self._pods.remove, running[name])
+        await self._remove([one for name, one in running.items() if name not in self.models])
         for kept in sorted(self.models.values(), key=lambda one: (-one.waited, -one.entry.priority)):
             if kept.works:
                 continue
@@ -115,6 +113,12 @@ class Keeper:
                 self.steps.settled(kept.entry.name)
             if await self._next(kept, running.get(kept.entry.name)) not in REST:
                 kept.task = asyncio.create_task(self._keep(kept))
+
+    async def _remove(self, others: Sequence[Running]) -> None:
+        """Remove models that the file no longer has, side by side: a program may take its time to end."""
+        for one in others:
+            self._say(one.model, "is no longer in the file: its container is removed")
+        await asyncio.gather(*(asyncio.to_thread(self._pods.remove, one) for one in others))
 
     # -- what others ask for
 

@@ -24,6 +24,7 @@ from kybernate.messages.content_pb2_grpc import ContentStub
 from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from kybernate.node.failure import Refused, Unavailable
+from kybernate.node.lookup import UP_PODS
 from kybernate.up.models_file import Entry
 
 PROJECT: Final = "kybernate.io/up"
@@ -32,6 +33,7 @@ DIGEST: Final = "kybernate.io/up-digest"
 NETWORK: Final = "kybernate.io/up-network"
 SEAT: Final = "kybernate.io/seat"
 ARENA: Final = "kybernate.io/arena"
+PRIORITY: Final = "kybernate.io/priority"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
 LOGS: Final = Path("/var/log/kybernate/up")
@@ -219,7 +221,7 @@ class Pods:
     def _pod(self, entry: Entry) -> config.PodSandboxConfig:
         pod = config.PodSandboxConfig(log_directory=str(self.logs / entry.name))
         pod.metadata.name, pod.metadata.namespace = entry.name, self._project
-        pod.metadata.uid = f"{self._project}-{entry.name}-{entry.digest}"
+        pod.metadata.uid = f"{UP_PODS}{self._project}-{entry.name}-{entry.digest}"
         pod.labels.update(self._labels(entry))
         if entry.seat:
             pod.annotations[SEAT] = entry.seat
@@ -237,7 +239,7 @@ class Pods:
             NETWORK: entry.network,
             "io.kubernetes.pod.name": entry.name,
             "io.kubernetes.pod.namespace": self._project,
-            "io.kubernetes.pod.uid": f"{self._project}-{entry.name}-{entry.digest}",
+            "io.kubernetes.pod.uid": f"{UP_PODS}{self._project}-{entry.name}-{entry.digest}",
             "io.kubernetes.container.name": entry.name,
         }
 
@@ -260,7 +262,7 @@ class Pods:
                 if Path(place).exists() and place not in {mount.target for mount in entry.mounts}:
                     container.mounts.add(container_path=place, host_path=str(Path(place).resolve()), readonly=True)
         if entry.seat:
-            container.annotations[SEAT] = entry.seat
+            container.annotations[SEAT], container.annotations[PRIORITY] = entry.seat, str(entry.priority)
         if entry.devices:
             container.annotations[ARENA] = "true" if entry.arena else "false"  # where the node has one
         if template:

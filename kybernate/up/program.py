@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,13 @@ from kybernate.proxy.settings import Settings as ProxySettings
 from kybernate.up import control, network
 from kybernate.up.keeper import Keeper
 from kybernate.up.models_file import ModelsFile, load
-from kybernate.up.pods import Pods
+from kybernate.up.pods import Pods, Running
 from kybernate.up.room import Room
 from kybernate.up.source import KeptModels, gpus_of, has_seats
 from kybernate.up.steps import TEMPLATE_LABEL
 from kybernate_shim.logs import Log
 
+REMOVALS: Final = 8  # at one time: a program may take ten seconds to end
 WATCH_SECONDS: Final = 0.5  # between two looks at the file
 Say = Callable[[str, str], None]  # a model's name, and a sentence about it
 
@@ -214,10 +216,14 @@ def _reread(path: Path, environment: Mapping[str, str], file: ModelsFile, say: S
 
 def down(project: str, say: Say) -> None:
     """Remove the containers of a project. Raises Failure, and Refused while `kybernate up` keeps them."""
-    with control.only_one(project), Pods(project) as pods:
-        for name, running in pods.list().items():
+    with control.only_one(project), Pods(project) as pods, ThreadPoolExecutor(REMOVALS) as pool:
+
+        def remove(running: Running) -> None:
             pods.remove(running)
-            say(name, "removed")
+            say(running.model, "removed")
+
+        for done in [pool.submit(remove, running) for running in pods.list().values()]:
+            done.result()
         network.remove(project, say)
 
 

@@ -163,7 +163,7 @@ class KeptModels:
         return asyncio.get_running_loop().time() - max(held.busy_until, self._began)
 
     async def keep_windows(self) -> None:
-        """Keep models awake in their windows, and wake them when these begin, without an end."""
+        """Keep models awake in their windows, and wake them when these begin, or have made room, without an end."""
         while True:
             for name, kept in self.keeper.models.items():
                 inside, held = in_window(kept.entry), self.engine.held.get(name) if self.engine is not None else None
@@ -178,7 +178,8 @@ class KeptModels:
             await asyncio.sleep(WINDOW_SECONDS)
 
     def leave(self, name: str) -> None:
-        """Have a model put to sleep, for another one."""
+        """Have a model put to sleep, for another one. In its window it comes back when that one has no requests."""
+        self._woken.discard(name)
         if self.engine is not None:
             self.engine.want_suspended(name, makes_way=True)
 
