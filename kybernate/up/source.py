@@ -27,6 +27,7 @@ from kybernate.up.room import LOOK_SECONDS, Gpu, Holder
 
 IN_WINDOW: Final = 1_000_000  # is added to the priority of a model
 WINDOW_SECONDS: Final = 5.0  # between two looks at the clock
+AWAY_SECONDS: Final = 15.0  # for which a model that made room in its window leaves it to the other one at least
 WAKES: Final = 3  # attempts for one request
 AGAIN_SECONDS: Final = 0.2  # between a wake that failed and the next
 SUSPEND_SECONDS: Final = 120.0  # after the last request
@@ -44,6 +45,7 @@ class KeptModels:
         self.engine: Engine | None = None
         self._began = asyncio.get_running_loop().time()
         self._woken: set[str] = set()  # for the window that they are in
+        self._made_room: dict[str, float] = {}  # when
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
         """Yield phases as `Models.watch`. Raises as AgentModels does."""
@@ -171,15 +173,21 @@ class KeptModels:
                     self._woken.discard(name)
                 elif held.phase is Phase.AWAKE:
                     held.busy_until = asyncio.get_running_loop().time()
-                elif name not in self._woken and kept.done.settled and not self.crowded(name):
+                elif name not in self._woken and kept.done.settled and not self._is_kept_away(name):
                     self._woken.add(name)
                     with suppress(Failure):  # it is tried again by its first request
                         await self.wake(held.model)
             await asyncio.sleep(WINDOW_SECONDS)
 
+    def _is_kept_away(self, name: str) -> bool:
+        """Return whether a model waits in its window for one that needed its room, or that has requests."""
+        away = time.monotonic() - self._made_room.get(name, float("-inf"))
+        return away < AWAY_SECONDS or self.crowded(name)
+
     def leave(self, name: str) -> None:
         """Have a model put to sleep, for another one. In its window it comes back when that one has no requests."""
         self._woken.discard(name)
+        self._made_room[name] = time.monotonic()
         if self.engine is not None:
             self.engine.want_suspended(name, makes_way=True)
 
