@@ -23,7 +23,7 @@ from kybernate.messages.content_pb2 import ListStatusesRequest
 from kybernate.messages.content_pb2_grpc import ContentStub
 from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
-from kybernate.node.failure import Refused, Unavailable
+from kybernate.node.failure import Missing, Refused, Unavailable
 from kybernate.node.lookup import UP_PODS
 from kybernate.up.models_file import Entry
 
@@ -148,7 +148,10 @@ class Pods:
         if container is None:
             return Running(model, digest, pod.id)
         request = wire.ContainerStatusRequest(container_id=container.id)
-        status = self._call(self._runtime.ContainerStatus, request).status
+        try:
+            status, address = self._call(self._runtime.ContainerStatus, request).status, self._address_of(pod)
+        except Missing:  # removed since it was listed
+            return Running(model, digest, pod.id)
         return Running(
             model,
             digest,
@@ -159,7 +162,7 @@ class Pods:
             status.finished_at / NANOSECONDS,
             status.exit_code,
             status.message or status.reason,
-            self._address_of(pod),
+            address,
         )
 
     def _address_of(self, pod: Any) -> str:
@@ -209,7 +212,8 @@ class Pods:
         """Stop and remove a pod. Raises Refused and Unavailable."""
         if running.container and running.running:
             stop = wire.StopContainerRequest(container_id=running.container, timeout=STOP_SECONDS)
-            self._call(self._runtime.StopContainer, stop)
+            with suppress(Missing):
+                self._call(self._runtime.StopContainer, stop)
         self._remove(running.pod)
 
     def _remove(self, pod: str) -> None:
@@ -295,6 +299,8 @@ def _translated() -> Iterator[None]:
                 state="models need it, and none is started",
                 advice="take `cri` out of `disabled_plugins` in /etc/containerd/config.toml, and restart containerd",
             ) from error
+        if code is grpc.StatusCode.NOT_FOUND:
+            raise Missing(f"containerd: {error.details()}") from error
         raise Refused(f"containerd: {error.details()}") from error
 
 
