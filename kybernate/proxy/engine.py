@@ -94,6 +94,7 @@ class Engine:
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._last_wake: dict[str, float] = {}
         self._meanwhile: dict[str, Phase] = {}  # what the source saw last of a model that this engine works on
+        self._works: dict[str, object] = {}  # the last work of each model, while it lasts
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._gates = {name: asyncio.Lock() for name in self.held}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -252,7 +253,7 @@ class Engine:
 
     def _observe(self, held: Held, phase: Phase) -> None:
         """Take what the source sees, unless the model is in the middle of what this engine does with it."""
-        own = held.phase in (Phase.WAKING, Phase.SUSPENDING)
+        own = held.phase in (Phase.WAKING, Phase.SUSPENDING) and held.model.name in self._works
         if own and phase != Phase.ABSENT:
             self._meanwhile[held.model.name] = phase
             return
@@ -306,7 +307,15 @@ class Engine:
     def _begin(self, held: Held, phase: Phase, work: Coroutine[Any, Any, None]) -> None:
         self._meanwhile.pop(held.model.name, None)  # here: the source may say the next thing before the work begins
         self._move(held, phase)
-        self._spawn(work)
+        mark = self._works[held.model.name] = object()  # here, too
+        self._spawn(self._working(held.model.name, mark, work))
+
+    async def _working(self, name: str, mark: object, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            if self._works.get(name) is mark:  # and not that of the next one, which began at the end of this one
+                del self._works[name]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -87,6 +87,8 @@ async def two_proxies(tmp_path: Path, plane: str, limit: int) -> AsyncIterator[t
             shares = Shares(stand.service.engine, agent, name, Log(lambda line: None, 0, {}))
             stand.service.watching.append(asyncio.create_task(shares.run()))
             stands.append(stand)
+            held = stand.held()
+            await stand.until(lambda held=held: held.closed or held.granted, "HAProxy passes no more than its share")
         expiring = asyncio.create_task(agent.service.expire())
         try:
             yield stands[0], stands[1], agent
@@ -131,3 +133,22 @@ async def test_share_of_a_proxy_that_is_gone_ends(plane: str, tmp_path: Path, mo
             task.cancel()
         assert (await waiting).status == 200
         held.cancel()
+
+
+async def test_model_that_something_else_suspends_wakes_for_requests_of_before_and_after(
+    standing_proxy: Standing,
+) -> None:
+    """Another proxy, or an operator: the watch says that it is being suspended before it says that it sleeps."""
+    async with standing_proxy(phase=Phase.AWAKE) as stand:
+        stand.models.change("qwen", Phase.SUSPENDING)
+        await stand.until(lambda: stand.held().phase == Phase.SUSPENDING)
+        waits = asyncio.create_task(stand.chat())
+        await stand.until(lambda: len(stand.held().waiting) == 1)
+        stand.models.change("qwen", Phase.ASLEEP)
+        assert (await waits).status == 200
+        assert stand.models.calls["wake qwen"] == 1
+        stand.models.change("qwen", Phase.SUSPENDING)
+        stand.models.change("qwen", Phase.AWAKE)  # it failed
+        await stand.until(stand.models.all_said)
+        assert (await stand.chat()).status == 200
+        assert stand.models.calls["wake qwen"] == 1
