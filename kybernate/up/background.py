@@ -18,7 +18,7 @@ from kybernate.up.pods import LOGS
 
 SYSTEMD: Final = Path("/run/systemd/system")  # is there where systemd is the service manager
 UNITS: Final = Path("/etc/systemd/system")
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 90.0  # also on a machine with much else to do
 STOP_SECONDS: Final = 30.0
 UNIT: Final = """\
 # Written by `kybernate up -d`, removed by `kybernate down`.
@@ -44,7 +44,7 @@ def start(file: Path, project: str, agent: str, *, watch: bool) -> tuple[int, st
     command += ["--agent", agent] * bool(agent) + ["--watch"] * watch
     log = LOGS / project / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    unit = unit_of(project)
+    unit, child = unit_of(project), None
     if SYSTEMD.exists():
         _check_without_shell(file)
         unit.write_text(UNIT.format(file=file.resolve(), command=shlex.join(command).replace("%", "%%")))
@@ -53,12 +53,16 @@ def start(file: Path, project: str, agent: str, *, watch: bool) -> tuple[int, st
         where = f"journalctl -u {unit.name}"
     else:
         with log.open("ab") as output:
-            subprocess.Popen(
+            child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
             )
         where = str(log)
     end = time.monotonic() + START_SECONDS
     while not (process := running_process(project)):
+        if child is not None and (status := child.poll()) is not None:
+            raise Unavailable(
+                f"the process that keeps the models ended with status {status}", advice=f"look at {where}"
+            )
         if time.monotonic() > end:
             raise Unavailable(f"no process keeps the models after {START_SECONDS:.0f} s", advice=f"look at {where}")
         time.sleep(0.05)

@@ -168,13 +168,20 @@ class Keeper:
             kept.task.cancel()
             await asyncio.gather(kept.task, return_exceptions=True)
         kept.done, kept.problem = Done(), ""
-        self.steps.settled(name)
-        if (there := (await asyncio.to_thread(self._pods.list)).get(name)) is not None:
-            await asyncio.to_thread(self._pods.remove, there)
-        if fresh and kept.template:
-            await self.steps.remove_template(kept)
-        self.look()
+        kept.task = asyncio.create_task(self._clear(kept, fresh=fresh))  # no turn takes what still runs for started
+        self.steps.settled(kept.entry.name)
+        try:
+            await kept.task
+        finally:
+            kept.task = None
         await self._until(kept, lambda: kept.done.settled)
+
+    async def _clear(self, kept: Kept, *, fresh: bool) -> None:
+        """Remove a model's pod, and its template where it is to start from the beginning."""
+        if (there := (await asyncio.to_thread(self._pods.list)).get(kept.entry.name)) is not None:
+            await asyncio.to_thread(self._pods.remove, there)
+        if fresh:
+            await self.steps.remove_template(kept)
 
     async def _until(self, kept: Kept, holds: Callable[[], bool]) -> None:
         """Wait for a model; the first end of its program is waited out. Raises Unavailable where it fails again."""

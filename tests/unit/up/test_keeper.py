@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +218,39 @@ def test_one_without_a_request_does_not_send_away_one_that_has_some(node: Node) 
     assert asyncio.run(turn(Holder("m1", frozenset({GPU}), SIZE, 0.0, busy=True))) is Step.RESTORE
     assert asyncio.run(turn(Holder("m1", frozenset({GPU}), SIZE, 0.0, priority=1))) is Step.RESTORE
     assert node.began == []
+
+
+def test_restart_is_over_when_the_program_is_another_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the models while its pod is being removed does not take what still runs for what was started."""
+    node.running["m0"] = Running("m0", node.file.models[0].digest, "old", "container", running=True)
+    removing, goes_on, remove = threading.Event(), threading.Event(), node.remove
+
+    def slow(running: Running) -> None:
+        removing.set()
+        assert goes_on.wait(20)
+        remove(running)
+
+    monkeypatch.setattr(node, "remove", slow)
+
+    async def restarted() -> None:
+        keeper = node.keeper()
+        kept = keeper.models["m0"]
+        kept.done = Done(healthy=True, warmed=True, settled=True)
+        restarting = asyncio.create_task(keeper.restart("m0"))
+        assert await asyncio.to_thread(removing.wait, 20)
+        await keeper.turn()
+        if kept.task is not None and kept.task.get_coro().__name__ == "_keep":  # type: ignore[union-attr]
+            await kept.task
+        goes_on.set()
+        keeping = asyncio.create_task(keeper.run())
+        async with asyncio.timeout(20):
+            await restarting
+        assert node.running["m0"].pod == "new"
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(restarted())
+    assert node.began.count(("m0", True)) == 1
 
 
 @pytest.mark.parametrize("seats", [True, False])
