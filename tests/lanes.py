@@ -102,6 +102,7 @@ PARTS = (
         "one machine",
         (
             "system/test_demo.py", "system/test_page.py", "system/test_up.py", "system/test_up_file.py",
+            "system/test_up_gpu.py",
         ),
         250,
         ("sid",),
