@@ -25,7 +25,8 @@ from kybernate_shim.ttrpc import Server
 PROCESS_NAME = "kybernate-shim"  # the kernel keeps 15 bytes
 FLUSH_SECONDS = 10.0
 ANSWER_SECONDS = 1.0  # in which events are to arrive before Shutdown is answered; containerd waits for three
-UNWANTED_SECONDS, UNWANTED_LOOKS = 10.0, 3
+UNWANTED_SECONDS = 5.0  # between two looks for containers
+UNWANTED_LOOKS, CONNECTED_LOOKS = 2, 6  # without one, until the daemon ends, and while a client is connected
 IMPORT_SECONDS = 2.0
 
 
@@ -104,18 +105,17 @@ class Daemon:
         return 0
 
     async def _end_if_unwanted(self) -> None:
-        """End a daemon that never got a container: where containerd fails between `start` and Create, it forgets us.
+        """End a daemon that has had no container for a while: containerd has forgotten it.
 
-        Not immediately while a client is connected, because a busy node may be slow. containerd forgets
-        connections, too.
+        It does so where it fails, or where its client gives up, between `start` and Create, between Delete and
+        Shutdown, or in a Create that succeeds here after all. Not immediately while a client is connected, because a
+        busy node may be slow. containerd forgets connections, too.
         """
-        for _ in range(UNWANTED_LOOKS):
+        empty = 0
+        while empty < (CONNECTED_LOOKS if self._server.connected else UNWANTED_LOOKS):
             await asyncio.sleep(UNWANTED_SECONDS)
-            if self._service.containers or self._service.creating:
-                return
-            if not self._server.connected:
-                break
-        self._log.warning("shim.not_used", error="containerd created no container")
+            empty = 0 if self._service.containers or self._service.creating else empty + 1
+        self._log.warning("shim.not_used", error="it has no container, and containerd did not end it")
         await self._shut_down()
 
     async def _import_rest(self) -> None:

@@ -100,7 +100,10 @@ PARTS = (
     ),
     Part(
         "one machine",
-        ("system/test_demo.py", "system/test_page.py", "system/test_up.py"),
+        (
+            "system/test_demo.py", "system/test_page.py", "system/test_up.py", "system/test_up_file.py",
+            "system/test_up_gpu.py",
+        ),
         250,
         ("sid",),
         "pods and images by the CRI and the agent, which test_cri.py and test_agent.py meet in the other lanes",
@@ -213,8 +216,8 @@ PARTS = (
     ),
     Part(
         "systemd",
-        ("system/test_proxy_systemd.py", "system/test_systemd.py"),
-        20,
+        ("system/test_proxy_systemd.py", "system/test_systemd.py", "system/test_up_systemd.py"),
+        45,
         ("trixie",),
         "systemd and the packaged units, whatever the runtimes",
     ),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,8 +62,11 @@ def up(
 ) -> None:
     """Run the models of a file behind one address; each sleeps until it is asked."""
     try:
-        from kybernate.up import background, control, models_file, program  # what it loads, no other needs
+        from kybernate.up import background, control, models_file  # what it loads, no other needs
         from kybernate.up import schema as schema_of
+
+        if detach and find_spec("aiohttp") is None:  # which the process in the background loads
+            raise ModuleNotFoundError(name="aiohttp")
     except ImportError as error:
         raise not_installed("`kybernate up`", error, "all") from error
     if schema:
@@ -93,6 +97,10 @@ def up(
         return
     import asyncio
 
+    try:
+        from kybernate.up import program  # takes half a second to load
+    except ImportError as error:
+        raise not_installed("`kybernate up`", error, "all") from error
     log = Log(LineWriter(sys.stderr.fileno()).write, number_of("warning"), {})
     asyncio.run(program.keep(file, os.environ, agent, _say, log, watch=watch))
 

@@ -12,6 +12,7 @@ from typing import Final
 from kybernate.node.failure import Ambiguous, Missing
 
 ID_LENGTH = 12  # of an id of 64 digits; enough to distinguish containers
+UP_PODS: Final = "kybernate-up-"  # how UIDs of pods of `kybernate up` begin; those of an API server are UUIDs
 LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
 
 CONTAINER_NOT_FOUND_ADVICE: Final = (
@@ -42,6 +43,14 @@ class KnownContainer:
     def title(self) -> str:
         """The name by which people know it: that of Kubernetes, or else the id."""
         return f"{self.pod_namespace}/{self.pod}/{self.name or '(sandbox)'}" if self.pod else self.id
+
+    @property
+    def in_kubernetes(self) -> bool:
+        """Return whether its pod is one of Kubernetes, whose author is a tenant: no image's label can claim otherwise.
+
+        By the UID, which kubelet's labels have in any case.
+        """
+        return bool(self.pod) and not self.pod_uid.startswith(UP_PODS)
 
     @property
     def live(self) -> bool:

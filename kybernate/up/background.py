@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 from typing import Final
 
-from kybernate.node.failure import Unavailable
+from kybernate.node.failure import Invalid, Unavailable
 from kybernate.up.control import running_process
+from kybernate.up.models_file import load
 from kybernate.up.pods import LOGS
 
 SYSTEMD: Final = Path("/run/systemd/system")  # is there where systemd is the service manager
 UNITS: Final = Path("/etc/systemd/system")
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 90.0  # also on a machine with much else to do
 STOP_SECONDS: Final = 30.0
 UNIT: Final = """\
 # Written by `kybernate up -d`, removed by `kybernate down`.
@@ -38,29 +39,46 @@ WantedBy=multi-user.target
 
 
 def start(file: Path, project: str, agent: str, *, watch: bool) -> tuple[int, str]:
-    """Start `kybernate up` of a file; return its process and where its log is. Raises Unavailable."""
+    """Start `kybernate up` of a file; return its process and where its log is. Raises Invalid and Unavailable."""
     command = [sys.executable, "-c", "from kybernate.cli import main; main()", "up", str(file.resolve())]
     command += ["--agent", agent] * bool(agent) + ["--watch"] * watch
     log = LOGS / project / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    unit = unit_of(project)
+    unit, child = unit_of(project), None
     if SYSTEMD.exists():
+        _check_without_shell(file)
         unit.write_text(UNIT.format(file=file.resolve(), command=shlex.join(command).replace("%", "%%")))
         _systemctl("daemon-reload")
         _systemctl("enable", "--now", unit.name)
         where = f"journalctl -u {unit.name}"
     else:
         with log.open("ab") as output:
-            subprocess.Popen(
+            child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
             )
         where = str(log)
     end = time.monotonic() + START_SECONDS
     while not (process := running_process(project)):
+        if child is not None and (status := child.poll()) is not None:
+            raise Unavailable(
+                f"the process that keeps the models ended with status {status}", advice=f"look at {where}"
+            )
         if time.monotonic() > end:
             raise Unavailable(f"no process keeps the models after {START_SECONDS:.0f} s", advice=f"look at {where}")
         time.sleep(0.05)
     return process, where
+
+
+def _check_without_shell(file: Path) -> None:
+    """Check that a file can be used by a service, which has none of the variables of the caller. Raises Invalid."""
+    try:
+        load(file, {})
+    except Invalid as failure:
+        raise Invalid(
+            f"{failure}; a service of systemd has none of this shell's variables",
+            state="no service was started",
+            advice="name a file with lines NAME=VALUE in `env_file`, or leave out -d",
+        ) from failure
 
 
 def end(project: str) -> None:

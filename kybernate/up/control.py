@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from kybernate.node.failure import Failure, Invalid, Missing, Refused, Unavailab
 from kybernate_shim import bounded_json
 
 LOCKS: Final = Path("/run/kybernate/up")
+LOOKS, LOOK_SECONDS = 50, 0.01  # at a lock that is taken
 ASKED_BYTES: Final = 4096
 ASKED_SECONDS: Final = 10.0
 ANSWER_BYTES: Final = 4 << 20
@@ -108,15 +110,32 @@ def project_of(model: str) -> str:
 
 
 def running_process(project: str) -> int:
-    """Return the process that keeps a project; 0 where none does."""
+    """Return the process that keeps a project; 0 where none does.
+
+    By a shared lock, so that who looks is not taken for who keeps; what is written there may be of one that has ended.
+    """
     try:
         with (LOCKS / f"{project}.lock").open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return int((LOCKS / f"{project}.lock").read_text() or 0)
+        process = int((LOCKS / f"{project}.lock").read_text() or 0)
+        return process if Path(f"/proc/{process}").exists() else 0
     except OSError:
         return 0
     return 0
+
+
+def _lock(file: int) -> None:
+    """Take a lock for this process alone. Others have it for a moment while they look. Raises BlockingIOError."""
+    for left in range(LOOKS, -1, -1):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(LOOK_SECONDS)
+        else:
+            return
 
 
 @contextmanager
@@ -125,7 +144,7 @@ def only_one(project: str) -> Iterator[None]:
     LOCKS.mkdir(parents=True, exist_ok=True)
     with (LOCKS / f"{project}.lock").open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.fileno())
         except BlockingIOError as error:
             file.seek(0)
             raise Refused(

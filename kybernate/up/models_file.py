@@ -84,6 +84,7 @@ class Entry:
     concurrency: int = 0
     priority: int = 0
     seat: str = ""
+    arena: bool = True
     network: str = "host"
     windows: tuple[Window, ...] = ()
     filters: Filters = field(default_factory=Filters)
@@ -97,7 +98,7 @@ class Entry:
         """Return what changes with all that needs another container: 12 hexadecimal digits."""
         shape = asdict(replace(self, windows=()))
         shape = {name: value for name, value in shape.items() if name not in ROUTING}
-        for name in ("seat", "network"):  # later keys: templates of files without them stay
+        for name in ("seat", "arena", "network"):  # later keys: templates of files without them stay
             if shape[name] == getattr(Entry, name):
                 del shape[name]
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:12]
@@ -289,6 +290,7 @@ def _entry(name: str, section: Section, port: int) -> Entry:
         concurrency=section.take("concurrency", doc.count, 0),
         priority=section.take("priority", doc.count, 0),
         seat=section.take("seat", doc.text, ""),
+        arena=section.take("arena", doc.yes_or_no, True),
         network=section.take("network", doc.among(*NETWORKS), Entry.network),
         windows=section.take("windows", _windows, ()),
         filters=section.take("filters", read_filters, Filters()),

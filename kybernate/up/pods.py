@@ -23,7 +23,8 @@ from kybernate.messages.content_pb2 import ListStatusesRequest
 from kybernate.messages.content_pb2_grpc import ContentStub
 from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
-from kybernate.node.failure import Refused, Unavailable
+from kybernate.node.failure import Missing, Refused, Unavailable
+from kybernate.node.lookup import UP_PODS
 from kybernate.up.models_file import Entry
 
 PROJECT: Final = "kybernate.io/up"
@@ -31,6 +32,8 @@ MODEL: Final = "kybernate.io/up-model"
 DIGEST: Final = "kybernate.io/up-digest"
 NETWORK: Final = "kybernate.io/up-network"
 SEAT: Final = "kybernate.io/seat"
+ARENA: Final = "kybernate.io/arena"
+PRIORITY: Final = "kybernate.io/priority"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
 LOGS: Final = Path("/var/log/kybernate/up")
@@ -145,7 +148,10 @@ class Pods:
         if container is None:
             return Running(model, digest, pod.id)
         request = wire.ContainerStatusRequest(container_id=container.id)
-        status = self._call(self._runtime.ContainerStatus, request).status
+        try:
+            status, address = self._call(self._runtime.ContainerStatus, request).status, self._address_of(pod)
+        except Missing:  # removed since it was listed
+            return Running(model, digest, pod.id)
         return Running(
             model,
             digest,
@@ -156,7 +162,7 @@ class Pods:
             status.finished_at / NANOSECONDS,
             status.exit_code,
             status.message or status.reason,
-            self._address_of(pod),
+            address,
         )
 
     def _address_of(self, pod: Any) -> str:
@@ -206,7 +212,8 @@ class Pods:
         """Stop and remove a pod. Raises Refused and Unavailable."""
         if running.container and running.running:
             stop = wire.StopContainerRequest(container_id=running.container, timeout=STOP_SECONDS)
-            self._call(self._runtime.StopContainer, stop)
+            with suppress(Missing):
+                self._call(self._runtime.StopContainer, stop)
         self._remove(running.pod)
 
     def _remove(self, pod: str) -> None:
@@ -218,7 +225,7 @@ class Pods:
     def _pod(self, entry: Entry) -> config.PodSandboxConfig:
         pod = config.PodSandboxConfig(log_directory=str(self.logs / entry.name))
         pod.metadata.name, pod.metadata.namespace = entry.name, self._project
-        pod.metadata.uid = f"{self._project}-{entry.name}-{entry.digest}"
+        pod.metadata.uid = f"{UP_PODS}{self._project}-{entry.name}-{entry.digest}"
         pod.labels.update(self._labels(entry))
         if entry.seat:
             pod.annotations[SEAT] = entry.seat
@@ -236,7 +243,7 @@ class Pods:
             NETWORK: entry.network,
             "io.kubernetes.pod.name": entry.name,
             "io.kubernetes.pod.namespace": self._project,
-            "io.kubernetes.pod.uid": f"{self._project}-{entry.name}-{entry.digest}",
+            "io.kubernetes.pod.uid": f"{UP_PODS}{self._project}-{entry.name}-{entry.digest}",
             "io.kubernetes.container.name": entry.name,
         }
 
@@ -259,7 +266,9 @@ class Pods:
                 if Path(place).exists() and place not in {mount.target for mount in entry.mounts}:
                     container.mounts.add(container_path=place, host_path=str(Path(place).resolve()), readonly=True)
         if entry.seat:
-            container.annotations[SEAT] = entry.seat
+            container.annotations[SEAT], container.annotations[PRIORITY] = entry.seat, str(entry.priority)
+        if entry.devices:
+            container.annotations[ARENA] = "true" if entry.arena else "false"  # where the node has one
         if template:
             container.annotations[RESTORE_FROM] = template
         security = container.linux.security_context
@@ -284,6 +293,14 @@ def _translated() -> Iterator[None]:
             raise Unavailable(
                 "containerd does not answer", advice="`kybernate doctor` examines it; `kybernate up` tries again"
             ) from error
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise Refused(
+                f"containerd's CRI is off: {error.details()}",
+                state="models need it, and none is started",
+                advice="take `cri` out of `disabled_plugins` in /etc/containerd/config.toml, and restart containerd",
+            ) from error
+        if code is grpc.StatusCode.NOT_FOUND:
+            raise Missing(f"containerd: {error.details()}") from error
         raise Refused(f"containerd: {error.details()}") from error
 
 

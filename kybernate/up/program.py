@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,15 @@ from kybernate.proxy import service
 from kybernate.proxy.settings import Model, Route
 from kybernate.proxy.settings import Settings as ProxySettings
 from kybernate.up import control, network
-from kybernate.up.keeper import TEMPLATE_LABEL, Keeper
+from kybernate.up.keeper import Keeper
 from kybernate.up.models_file import ModelsFile, load
-from kybernate.up.pods import Pods
+from kybernate.up.pods import Pods, Running
 from kybernate.up.room import Room
-from kybernate.up.source import KeptModels, gpus_of
+from kybernate.up.source import KeptModels, gpus_of, has_seats
+from kybernate.up.steps import TEMPLATE_LABEL
 from kybernate_shim.logs import Log
 
+REMOVALS: Final = 8  # at one time: a program may take ten seconds to end
 WATCH_SECONDS: Final = 0.5  # between two looks at the file
 Say = Callable[[str, str], None]  # a model's name, and a sentence about it
 
@@ -76,7 +79,7 @@ class Program:
             self.pods = pods
             async with AsyncAgent(agent_address) as agent, ClientSession() as session:
                 await agent.node()
-                room = Room(lambda: gpus_of(agent), list, lambda name: None)
+                room = Room(lambda: gpus_of(agent), list, lambda name: None, lambda: has_seats(agent))
                 keeper = Keeper(self.file, pods, agent, session, self.say, room)
                 async with control.serving(self.file.project, self._verbs(keeper)), self._watching(watch):
                     while not self.stopped.is_set():
@@ -88,6 +91,8 @@ class Program:
         settings = proxy_settings(self.file)
         if any(entry.network == "pod" for entry in self.file.models):
             await asyncio.to_thread(network.ensure, self.file.project, self.pods, self.say)
+        if (seated := [entry.name for entry in self.file.models if entry.seat]) and not await has_seats(agent):
+            self.say("", f"the agent has no seats: room for {', '.join(seated)} is decided here, by sizes")
         self._source = source = KeptModels(agent, keeper, settings.models)
         keeper.room.holders, keeper.room.leave = source.holders, source.leave
         running = await service.start(settings, source, self.log)
@@ -211,10 +216,14 @@ def _reread(path: Path, environment: Mapping[str, str], file: ModelsFile, say: S
 
 def down(project: str, say: Say) -> None:
     """Remove the containers of a project. Raises Failure, and Refused while `kybernate up` keeps them."""
-    with control.only_one(project), Pods(project) as pods:
-        for name, running in pods.list().items():
+    with control.only_one(project), Pods(project) as pods, ThreadPoolExecutor(REMOVALS) as pool:
+
+        def remove(running: Running) -> None:
             pods.remove(running)
-            say(name, "removed")
+            say(running.model, "removed")
+
+        for done in [pool.submit(remove, running) for running in pods.list().values()]:
+            done.result()
         network.remove(project, say)
 
 

@@ -1,5 +1,8 @@
 """Room on the GPUs for the models of one file: who has it, who waits for it, and who leaves to make it.
 
+Models with a seat are not among them where the node's agent has seats: its arbiter decides about those, and what they
+hold is memory of others here.
+
 Sizes are those that were seen when a model was suspended, or that its template has. What other programs hold is what
 the driver reports beyond them at a quiet moment, so that a switch does not wait for a measurement. Until there was one,
 it is all that is not of models known to be awake.
@@ -21,6 +24,7 @@ LOOK_SECONDS: Final = 0.05  # between two looks at models that were asked to lea
 QUIET_SECONDS: Final = 1.5  # after the last change, until what the driver reports is what there is
 SETTLE_FACTOR: Final = 1.0  # a model with requests keeps its room for as long as its wake took, times this
 Gpus = frozenset[str]
+Devices = Iterable[str]  # CDI names
 WhyNot = Callable[[Sequence["Holder"]], str]  # why one does not wait for these to leave; "" where it does
 
 
@@ -82,17 +86,24 @@ def leaving(
     return found
 
 
+async def no_seats() -> bool:
+    """Return that the agent has no seats."""
+    return False
+
+
 @dataclass
 class Room:
-    """The one owner of room on the GPUs for a file's models.
+    """The one owner of room on the GPUs for a file's models without a seat.
 
-    `look` returns the GPUs now, `holders` the models that are awake; `leave` asks one to leave, and `left` waits until
-    something has changed, or a moment.
+    `look` returns the GPUs now, `holders` the models that are awake; `leave` asks one to leave. `look_for_seats`
+    returns whether the agent has seats, as `seats` says then.
     """
 
     look: Callable[[], Awaitable[Sequence[Gpu]]]
     holders: Callable[[], Sequence[Holder]]
     leave: Callable[[str], object]
+    look_for_seats: Callable[[], Awaitable[bool]] = no_seats
+    seats: bool = False
     gpus: Sequence[Gpu] = ()
     foreign: dict[str, int] = field(default_factory=dict)
     matrix: Matrix | None = None
@@ -102,7 +113,11 @@ class Room:
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
     _until: dict[str, float] = field(default_factory=dict)  # when each model may be asked to leave
 
-    def of(self, devices: Iterable[str]) -> Gpus:
+    def decided_here(self, devices: Devices, seat: str) -> Devices:
+        """Return the devices on which a model needs room of this owner: none where the arbiter gives it its seat."""
+        return () if seat and self.seats else devices
+
+    def of(self, devices: Devices) -> Gpus:
         """Return the UUIDs of the GPUs that CDI names mean, as far as they are known."""
         found = set()
         for device in devices:
@@ -112,7 +127,7 @@ class Room:
 
     async def measure(self) -> None:
         """Look at the GPUs; what other programs hold is noted where all of ours is at rest, and the first time."""
-        self.gpus = await self.look()
+        self.gpus, self.seats = await self.look(), await self.look_for_seats()
         rests = not self._taking and time.monotonic() - self._changed >= QUIET_SECONDS
         holders = self.holders()
         for gpu in self.gpus:
@@ -127,15 +142,15 @@ class Room:
         self._changed = time.monotonic()
         self._moved.set()
 
-    def short(self, devices: Iterable[str], needed: int | None) -> bool:
+    def short(self, devices: Devices, needed: int | None) -> bool:
         """Return whether the driver had less memory free than needed when it was last looked at."""
         there = [gpu for gpu in self.gpus if gpu.uuid in self.of(devices)]
         return needed is not None and any(gpu.total - gpu.used < needed for gpu in there)
 
-    def crowded(self, name: str, devices: Iterable[str], needed: int | None) -> bool:
+    def crowded(self, name: str, devices: Devices, needed: int | None) -> bool:
         """Return whether a model has room only if one leaves that has requests."""
         gpus = [gpu for gpu in self.gpus if gpu.uuid in self.of(devices)]
-        return any(one.busy for one in self._leaving(name, gpus, needed))
+        return bool(gpus) and any(one.busy for one in self._leaving(name, gpus, needed))
 
     def _leaving(self, name: str, gpus: Sequence[Gpu], needed: int | None) -> Sequence[Holder]:
         others = self._others(name)
@@ -146,7 +161,7 @@ class Room:
     async def taken(
         self,
         name: str,
-        devices: Iterable[str],
+        devices: Devices,
         needed: int | None,
         *,
         seconds: float,

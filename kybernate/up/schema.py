@@ -37,6 +37,7 @@ def schema() -> dict[str, Any]:
         "concurrency": number,
         "priority": number,
         "seat": text,
+        "arena": {"type": "boolean"},
         "network": {"enum": [*NETWORKS]},
         "windows": {
             "type": "array",

@@ -27,6 +27,7 @@ from kybernate.up.room import LOOK_SECONDS, Gpu, Holder
 
 IN_WINDOW: Final = 1_000_000  # is added to the priority of a model
 WINDOW_SECONDS: Final = 5.0  # between two looks at the clock
+AWAY_SECONDS: Final = 15.0  # for which a model that made room in its window leaves it to the other one at least
 WAKES: Final = 3  # attempts for one request
 AGAIN_SECONDS: Final = 0.2  # between a wake that failed and the next
 SUSPEND_SECONDS: Final = 120.0  # after the last request
@@ -44,11 +45,12 @@ class KeptModels:
         self.engine: Engine | None = None
         self._began = asyncio.get_running_loop().time()
         self._woken: set[str] = set()  # for the window that they are in
+        self._made_room: dict[str, float] = {}  # when
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
         """Yield phases as `Models.watch`. Raises as AgentModels does."""
-        self.keeper.settled = self._queue.put_nowait
-        self.keeper.slept, self.keeper.woke = self._slept, self._woke
+        self.keeper.steps.settled = self._queue.put_nowait
+        self.keeper.steps.slept, self.keeper.steps.woke = self._slept, self._woke
         pump = asyncio.create_task(self._pump())
         try:
             while True:
@@ -104,7 +106,8 @@ class KeptModels:
                 await self.keeper.look_at(model.name)
 
     async def _wake_with(self, model: Model, entry: Entry, needed: int | None) -> None:
-        async with self.keeper.room.taken(entry.name, entry.devices, needed, seconds=model.wake_timeout):
+        devices = self.keeper.room.decided_here(entry.devices, entry.seat)
+        async with self.keeper.room.taken(entry.name, devices, needed, seconds=model.wake_timeout):
             await self._agent.wake(model)
             self._phases[model.name] = Phase.AWAKE  # which the Watch may say a little later
 
@@ -136,7 +139,7 @@ class KeptModels:
     # -- what the room asks
 
     def holders(self) -> list[Holder]:
-        """Return the models that are awake."""
+        """Return the models that are awake, but for those of which the agent's arbiter decides."""
         if self.engine is None:
             return []
         now, found = asyncio.get_running_loop().time(), []
@@ -145,7 +148,8 @@ class KeptModels:
             at_work = held.phase in AT_WORK or self._phases.get(name, Phase.ABSENT) not in (Phase.ASLEEP, Phase.ABSENT)
             if kept is None or not at_work or not kept.done.settled:
                 continue
-            if not (gpus := self.keeper.room.of(kept.entry.devices)):
+            devices = self.keeper.room.decided_here(kept.entry.devices, kept.entry.seat)
+            if not (gpus := self.keeper.room.of(devices)):
                 continue
             used = time.monotonic() - (now - held.busy_until) if held.busy_until > 0 else 0.0
             busy = held.in_flight > 0 or bool(held.waiting)
@@ -161,7 +165,7 @@ class KeptModels:
         return asyncio.get_running_loop().time() - max(held.busy_until, self._began)
 
     async def keep_windows(self) -> None:
-        """Keep models awake in their windows, and wake them when these begin, without an end."""
+        """Keep models awake in their windows, and wake them when these begin, or have made room, without an end."""
         while True:
             for name, kept in self.keeper.models.items():
                 inside, held = in_window(kept.entry), self.engine.held.get(name) if self.engine is not None else None
@@ -169,21 +173,30 @@ class KeptModels:
                     self._woken.discard(name)
                 elif held.phase is Phase.AWAKE:
                     held.busy_until = asyncio.get_running_loop().time()
-                elif name not in self._woken and kept.done.settled and not self.crowded(name):
+                elif name not in self._woken and kept.done.settled and not self._is_kept_away(name):
                     self._woken.add(name)
                     with suppress(Failure):  # it is tried again by its first request
                         await self.wake(held.model)
             await asyncio.sleep(WINDOW_SECONDS)
 
+    def _is_kept_away(self, name: str) -> bool:
+        """Return whether a model waits in its window for one that needed its room, or that has requests."""
+        away = time.monotonic() - self._made_room.get(name, float("-inf"))
+        return away < AWAY_SECONDS or self.crowded(name)
+
     def leave(self, name: str) -> None:
-        """Have a model put to sleep, for another one."""
+        """Have a model put to sleep, for another one. In its window it comes back when that one has no requests."""
+        self._woken.discard(name)
+        self._made_room[name] = time.monotonic()
         if self.engine is not None:
             self.engine.want_suspended(name, makes_way=True)
 
     def crowded(self, name: str) -> bool:
         """Return whether a model that sleeps could wake only if another one left that has requests."""
-        kept = self.keeper.models.get(name)
-        return kept is not None and self.keeper.room.crowded(name, kept.entry.devices, kept.vram)
+        kept, room = self.keeper.models.get(name), self.keeper.room
+        if kept is None:
+            return False
+        return room.crowded(name, room.decided_here(kept.entry.devices, kept.entry.seat), kept.vram)
 
     def upstream_of(self, model: Model) -> str:
         """Return where a model is now: a pod with a network of its own has another address after each start."""
@@ -238,3 +251,8 @@ async def gpus_of(agent: AsyncAgent) -> list[Gpu]:
     """Return the node's GPUs."""
     node = await agent.node()
     return [Gpu(one.uuid, one.index, one.total_bytes, one.used_bytes) for one in node.gpus]
+
+
+async def has_seats(agent: AsyncAgent) -> bool:
+    """Return whether the node's agent has seats."""
+    return bool(await agent.seats(all=True))

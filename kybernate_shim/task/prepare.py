@@ -99,7 +99,9 @@ async def _prepare(
             image = await image_for(request, options, wanted, spec, config, runs, log, skipped)
         if skipped:
             publish(SKIPPED, events.ContainerUpdate(id=request.id, labels=skipped))
-    if wants_library(spec, config) or (image is not None and _has_mount(image, DESTINATION)):
+    # Processes of an image that was made without the library have none, and a mount for it would be one that differs.
+    library = wants_library(spec, config) and (image is None or declared_vram(spec, config) > 0)
+    if library or (image is not None and _has_mount(image, DESTINATION)):
         if LIBRARY.exists():
             spec = edit_spec(bundle.path, add_library)
             limit = declared_vram(spec, config)

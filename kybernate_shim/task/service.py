@@ -6,6 +6,7 @@ exists: containerd would take it for an older protocol and repeat the Create.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class TaskService:
     shut_down: Callable[[], Awaitable[None]]
     address: str = ""
     containers: dict[str, Container] = field(default_factory=dict)
-    creating: set[str] = field(default_factory=set)
+    creating: dict[str, asyncio.Event] = field(default_factory=dict)  # set when that has ended
 
     def __post_init__(self) -> None:
         self.settings = LiveConfig(self.log)
@@ -98,7 +99,7 @@ class TaskService:
     async def create(self, request: wire.CreateTaskRequest) -> wire.CreateTaskResponse:
         if request.id in self.containers or request.id in self.creating:
             raise RpcError(Code.ALREADY_EXISTS, f"container {request.id}: already exists")
-        self.creating.add(request.id)
+        ended = self.creating[request.id] = asyncio.Event()
         bundle = Bundle(Path(request.bundle))
         try:
             bundle.complete(self.address)
@@ -118,7 +119,8 @@ class TaskService:
             bundle.forget_records()
             raise
         finally:
-            self.creating.discard(request.id)
+            del self.creating[request.id]
+            ended.set()
         self.log.info("task.created", task=request.id, pid=container.init.pid)
         return wire.CreateTaskResponse(pid=container.init.pid)
 
@@ -132,6 +134,12 @@ class TaskService:
         return wire.StartResponse(pid=pid)
 
     async def delete(self, request: wire.DeleteRequest) -> wire.DeleteResponse:
+        """Delete a container or an exec. A Create that still runs is waited for: its client has given up on it.
+
+        containerd forgets the container with this answer, and does not end a daemon that it believes to be empty twice.
+        """
+        if not request.exec_id and (creating := self.creating.get(request.id)) is not None:
+            await creating.wait()
         container = self.container(request.id)
         if request.exec_id:
             return _deleted(await container.execs.delete(request.exec_id))

@@ -81,23 +81,30 @@ def transformer(name: str, gib: float, device: str) -> tuple[Say, Sum]:
 
 
 def pretended(name: str, gib: float) -> tuple[Say, Sum]:
-    """Allocate on the pretended driver, by the program that the other tests compute with."""
+    """Allocate on the pretended driver, by the program that the other tests compute with.
+
+    Its weights change by each sum: what is returned is the first sum, and another number where they are not what that
+    many steps make of them.
+    """
     sys.path.append(str(PRETENDED))
     from array import array
 
-    from computes import Gpu  # type: ignore[import-not-found]  # of the folder that was appended
+    from computes import FACTOR, OFFSET, WORD, Gpu  # type: ignore[import-not-found]  # of the folder that was appended
 
     first = array("I", ((index * 2654435761 + zlib.crc32(name.encode())) % 2**32 for index in range(int(gib * 2**28))))
     gpu = Gpu(0, first)
-    seen = [sum(gpu.advance())]
+    total, step = sum(first) % WORD, (1, 0)  # a word is, after all steps, itself times the first and plus the second
 
     def say(question: str) -> Iterator[str]:
         for number in range(ANSWER):
             yield str(zlib.crc32(f"{name} {question} {number}".encode()))
 
     def weights() -> int:
-        seen.append(sum(gpu.advance()))
-        return seen[0]
+        nonlocal step
+        gpu.use_in_this_thread()  # each request has one of its own
+        step = step[0] * FACTOR % WORD, (step[1] * FACTOR + OFFSET) % WORD
+        expected = total * step[0] + len(first) * step[1]
+        return int(total + (sum(gpu.advance()) - expected) % WORD)
 
     return say, weights
 

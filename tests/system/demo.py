@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -68,7 +68,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     def do_GET(self): self.answer({"ok": True})
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        while asked.get("until") and not os.path.exists(asked["until"]): time.sleep(0.02)
         back = ctypes.create_string_buffer(64)
         call("cuCtxSetCurrent", context)
         call("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(64))
@@ -181,7 +182,21 @@ class Machine:
 
 
 @contextmanager
-def machine(file: str = FILE, size: int = GPU_BYTES) -> Iterator[Machine]:
+def own_agent(place: Path) -> Iterator[NodeAgent]:
+    """Run an agent in a place of its own."""
+    agent = NodeAgent(place)
+    agent.start()
+    agent.wait_ready()
+    yield agent
+    agent.stop()
+
+
+@contextmanager
+def machine(
+    file: str = FILE,
+    size: int = GPU_BYTES,
+    run_agent: Callable[[Path], AbstractContextManager[NodeAgent]] = own_agent,
+) -> Iterator[Machine]:
     """A machine with a file of models and a pretended GPU of so many bytes."""
     with ExitStack() as stack:
         gpus = gpu.install_driver()
@@ -189,16 +204,13 @@ def machine(file: str = FILE, size: int = GPU_BYTES) -> Iterator[Machine]:
         stack.callback(gpu.forget_helper)
         Gpus.create(gpu.GPUS, count=2, size=size)
         place = stack.enter_context(node_agent.short_place())
-        agent = NodeAgent(place)
-        agent.start()
-        agent.wait_ready()
+        agent = stack.enter_context(run_agent(place))
         os.environ["KYBERNATE_AGENT"] = agent.address
         found = Machine(place, gpus, agent, file)
         try:
             yield found
         finally:
             found.kybernate("down", "--agent", agent.address)
-            agent.stop()
             del os.environ["KYBERNATE_AGENT"]
             for directory in (Config().checkpoint_root / "demo", LOGS, control.LOCKS):
                 shutil.rmtree(directory, ignore_errors=True)

@@ -67,7 +67,7 @@ def known(
         "" if container.sandbox else own or annotations.get(RESTORE_FROM) or record.labels.get(RESTORED_FROM, ""),
         _has_gpu(spec),
         shown_labels(pod_labels if container.pod else record.labels),
-        Claim() if container.sandbox else claim_of(spec, record.labels, in_pod=bool(container.pod)),
+        Claim() if container.sandbox else claim_of(spec, record.labels, in_pod=container.in_kubernetes),
         annotations.get(WAKE_ON_USE) == "true",
     )
 

@@ -27,14 +27,18 @@ class Gpu:
         self._memory = ctypes.c_uint64()
         self._count = ctypes.c_uint64(len(words))
         self._advance = ctypes.c_void_p()
-        context, module = ctypes.c_void_p(), ctypes.c_void_p()
+        self._context, module = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuInit", 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._call("cuCtxSetCurrent", context)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self.use_in_this_thread()
         self._call("cuModuleLoadData", ctypes.byref(module), b"")
         self._call("cuModuleGetFunction", ctypes.byref(self._advance), module, b"advance")
         self._call("cuMemAlloc_v2", ctypes.byref(self._memory), ctypes.c_size_t(self.bytes))
         self._call("cuMemcpyHtoD_v2", self._memory, words.tobytes(), ctypes.c_size_t(self.bytes))
+
+    def use_in_this_thread(self) -> None:
+        """Make its context the current one of the calling thread: CUDA keeps that for each thread."""
+        self._call("cuCtxSetCurrent", self._context)
 
     @property
     def bytes(self) -> int:

@@ -42,7 +42,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def prepared(bundle: Path, *, checkpoint: str = "", criu_image_path: str = "") -> Image | None:
+def prepared(bundle: Path, *, checkpoint: str = "", criu_image_path: str = "", gpu: str = "") -> Image | None:
     request = wire.CreateTaskRequest(id="c", bundle=str(bundle), checkpoint=checkpoint)
     if criu_image_path:
         request.options.CopyFrom(pack(runc.Options(criu_image_path=criu_image_path)))
@@ -50,7 +50,7 @@ def prepared(bundle: Path, *, checkpoint: str = "", criu_image_path: str = "") -
     ready = prepare(
         request,
         namespace="n",
-        config=Config(audit_log=None),
+        config=Config(audit_log=None).merged(f"[gpu]\n{gpu}", by="node"),
         children=Children(),
         publish=lambda *_: None,
         log=log,
@@ -76,6 +76,18 @@ def test_a_directory_that_an_annotation_names_is_to_be_checked(bundle: Path, ima
     document = {"ociVersion": "1.1.0", "annotations": {"kybernate.io/restore-from": str(image)}}
     (bundle / "config.json").write_text(json.dumps(document))
     assert prepared(bundle) == Image(image, MINIMAL, checked=False)
+
+
+@pytest.mark.parametrize(("of_image", "loads"), [(False, True), (True, False)])
+def test_library_is_not_mounted_for_processes_that_have_none(
+    bundle: Path, image: Path, monkeypatch: pytest.MonkeyPatch, of_image: bool, loads: bool
+) -> None:
+    """As those of an image from before the node had an arena: a mount that it lacks would keep it from a restore."""
+    monkeypatch.setattr("kybernate_shim.task.prepare.LIBRARY", bundle / "config.json")
+    annotated(bundle, {"kybernate.io/arena": "true"})
+    prepared(bundle, criu_image_path=str(image) if of_image else "", gpu='arena = "1GiB"')
+    mounts = json.loads((bundle / "config.json").read_text()).get("mounts", [])
+    assert [one["destination"] for one in mounts] == ["/dev/kybernate-arena.so"] * loads
 
 
 MISSPELT = {"kybernate.io/restore-form": "nightly"}

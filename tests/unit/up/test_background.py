@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.failure import Unavailable
+from kybernate.node.failure import Invalid, Unavailable
 from kybernate.up import background
 
 
@@ -32,6 +32,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_service_is_written_enabled_and_removed(tmp_path: Path, systemd: list[list[str]]) -> None:
     file = tmp_path / "100% models.yaml"
+    file.write_text("models: {}")
     process, where = background.start(file, "home", "unix:/a b", watch=True)
     unit = tmp_path / "kybernate-up-home.service"
     text = unit.read_text()
@@ -45,8 +46,22 @@ def test_service_is_written_enabled_and_removed(tmp_path: Path, systemd: list[li
     assert systemd[2:] == [["systemctl", "disable", "--now", unit.name], ["systemctl", "daemon-reload"]]
 
 
-def test_service_that_does_not_start_is_told(systemd: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_needs_the_shells_variables_is_no_service(tmp_path: Path, systemd: list[list[str]]) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models: {a: {image: '${FROM_SHELL}'}}")
+    with pytest.raises(Invalid, match=r"the variable FROM_SHELL is not set; a service .* has none") as refused:
+        background.start(file, "home", "", watch=False)
+    assert "env_file" in refused.value.advice
+    assert systemd == []
+    assert not background.unit_of("home").exists()
+
+
+def test_service_that_does_not_start_is_told(
+    tmp_path: Path, systemd: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models: {}")
     refused = subprocess.CompletedProcess([], 1, "", "no such unit")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: refused)
     with pytest.raises(Unavailable, match="systemctl daemon-reload: no such unit"):
-        background.start(Path("models.yaml"), "home", "", watch=False)
+        background.start(file, "home", "", watch=False)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,3 +96,23 @@ def test_one_process_keeps_a_project(place: Path) -> None:
         with pytest.raises(Refused, match="keeps the models of the project"), control.only_one("home"):
             pass
     assert control.running_process("home") == 0
+
+
+def test_who_looks_is_not_taken_for_who_keeps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up -d` looks for the process that it has started, while that one looks and then begins to keep the project."""
+    path = place / "home.lock"
+    path.write_text("1")  # of one that has ended
+    with path.open("r+") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        assert control.running_process("home") == 0
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+        with control.only_one("home"):
+            assert control.running_process("home") == os.getpid()
+            with pytest.raises(Refused, match=f"process {os.getpid()} keeps"), control.only_one("home"):
+                pass
+
+
+def test_number_of_a_process_that_has_ended_is_none(place: Path) -> None:
+    with control.only_one("home"):
+        (place / "home.lock").write_text(str((1 << 22) + 1))  # more than there can be
+        assert control.running_process("home") == 0

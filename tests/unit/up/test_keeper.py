@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +36,17 @@ class Node:
     said: list[str] = field(default_factory=list)
     looks: int = 0
     fails: str = ""  # what a restore says
+    seats: bool = False
+    left: list[str] = field(default_factory=list)  # models that were asked to leave
 
     def keeper(self, *models: Holder) -> Keeper:
         async def look() -> list[Gpu]:
             return [Gpu(GPU, 0, self.total, self.others + SIZE * len(self.awake))]
 
-        room = Room(look, lambda: list(models), lambda name: None)
+        async def has_seats() -> bool:
+            return self.seats
+
+        room = Room(look, lambda: list(models), self.left.append, has_seats)
         room.changed()  # as a reboot is no quiet time
         return Keeper(self.file, self, self, None, lambda model, text: self.said.append(text), room)  # type: ignore[arg-type]  # fakes
 
@@ -63,6 +69,8 @@ class Node:
         self.began.append((entry.name, bool(template)))
         if template and self.fails:
             raise Refused(f"containerd: {self.fails}: unknown")
+        if entry.seat and self.seats:
+            self.awake.clear()  # by the arbiter
         if entry.devices:
             free = self.total - self.others - SIZE * len(self.awake)
             if free < SIZE:
@@ -210,6 +218,65 @@ def test_one_without_a_request_does_not_send_away_one_that_has_some(node: Node) 
     assert asyncio.run(turn(Holder("m1", frozenset({GPU}), SIZE, 0.0, busy=True))) is Step.RESTORE
     assert asyncio.run(turn(Holder("m1", frozenset({GPU}), SIZE, 0.0, priority=1))) is Step.RESTORE
     assert node.began == []
+
+
+def test_restart_is_over_when_the_program_is_another_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the models while its pod is being removed does not take what still runs for what was started."""
+    node.running["m0"] = Running("m0", node.file.models[0].digest, "old", "container", running=True)
+    removing, goes_on, remove = threading.Event(), threading.Event(), node.remove
+
+    def slow(running: Running) -> None:
+        removing.set()
+        assert goes_on.wait(20)
+        remove(running)
+
+    monkeypatch.setattr(node, "remove", slow)
+
+    async def restarted() -> None:
+        keeper = node.keeper()
+        kept = keeper.models["m0"]
+        kept.done = Done(healthy=True, warmed=True, settled=True)
+        restarting = asyncio.create_task(keeper.restart("m0"))
+        assert await asyncio.to_thread(removing.wait, 20)
+        await keeper.turn()
+        if kept.task is not None and kept.task.get_coro().__name__ == "_keep":  # type: ignore[union-attr]
+            await kept.task
+        goes_on.set()
+        keeping = asyncio.create_task(keeper.run())
+        async with asyncio.timeout(20):
+            await restarting
+        assert node.running["m0"].pod == "new"
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(restarted())
+    assert node.began.count(("m0", True)) == 1
+
+
+@pytest.mark.parametrize("seats", [True, False])
+def test_model_with_a_seat_waits_for_its_turn_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seats: bool
+) -> None:
+    """Where the agent has seats, its arbiter makes the room while containerd starts the container."""
+
+    async def healthy(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(probing, "until_healthy", healthy)
+    node = Node(models(tmp_path, 2, "gpus: [0], seat: large, "), seats=seats)
+    node.others = node.total - SIZE
+    node.awake.add("m1")
+    node.running["m1"] = Running("m1", node.file.models[1].digest, "pod", "container", running=True)
+
+    async def turn() -> None:
+        keeper = node.keeper(Holder("m1", frozenset({GPU}), SIZE, 0.0, busy=True))
+        keeper.models["m1"].done = Done(healthy=True, warmed=True, settled=True)
+        await keeper.turn()
+        await ended(keeper)
+
+    asyncio.run(turn())
+    assert node.began == ([("m0", True)] if seats else [])
+    assert node.left == []
 
 
 def test_program_that_ended_while_it_loaded_has_all_others_leave(node: Node) -> None:

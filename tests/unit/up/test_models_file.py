@@ -34,6 +34,15 @@ models:
 """
 
 
+def test_templates_stay_for_files_without_later_keys() -> None:
+    (one,) = parse("models: {a: {image: x}}", "models.yaml", {}).models
+    (same,) = parse("models: {a: {image: x, arena: true}}", "models.yaml", {}).models
+    (other,) = parse("models: {a: {image: x, arena: false}}", "models.yaml", {}).models
+    assert one.arena
+    assert one.digest == same.digest == "4333d4841f12"
+    assert other.digest != one.digest
+
+
 def test_file_is_read_as_it_is_meant() -> None:
     found = parse(GOOD, "models.yaml", {"TWO": "8001"})
     one, two = found.models

@@ -137,6 +137,26 @@ def test_what_others_hold_is_known_before_the_first_rest() -> None:
         asyncio.run(wake())
 
 
+def test_arbiter_decides_where_there_are_seats() -> None:
+    async def look() -> list[Gpu]:
+        return [ONE]
+
+    async def has_seats() -> bool:
+        return True
+
+    async def measured() -> None:
+        room = Room(look, lambda: [holder("a", 100, busy=True)], lambda name: None, has_seats)
+        devices = ["nvidia.com/gpu=0"]
+        assert room.decided_here(devices, "large") == devices
+        await room.measure()
+        assert room.decided_here(devices, "") == devices
+        assert room.crowded("b", devices, 50)
+        assert not room.decided_here(devices, "large")
+        assert not room.crowded("b", (), 50)
+
+    asyncio.run(measured())
+
+
 def test_one_that_does_not_wait_says_why_and_holds_nothing() -> None:
     there, asked = [holder("a", 80, busy=True)], []
     in_way: list[list[str]] = []
