@@ -110,7 +110,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     dumped = await as_long_as_wanted(partial(tree_below, target.init_pid, pids))
     held = await as_long_as_wanted(partial(undumpable.look, dumped))
     if held.problems:
-        raise undumpable.not_dumpable(target.id, held.problems)
+        raise undumpable.not_dumpable(target.id, held)
     joined_environment(target.spec)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)
