@@ -6,8 +6,8 @@ proof refuses.
 
 A watch of inotify(7) or fanotify(7) on overlay is no such case: CRIU cannot find the file by its handle there, but by
 its path, if it is told where to look.
-Sources: CRIU's eventpoll.c, fsnotify.c, irmap.c, filesystems.c, seize.c and files-reg.c of versions 4.1 and 4.2;
-proc(5), /proc/PID/fdinfo.
+Sources: CRIU's eventpoll.c, fsnotify.c, irmap.c, filesystems.c, seize.c, files-reg.c and compel/src/lib/infect.c of
+versions 4.1 and 4.2; proc(5), /proc/PID/fdinfo.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from kybernate_shim.linux.statx import status_at, status_of
 
 SHOWN: Final = 5
 MOST_DESCRIPTORS: Final = 1 << 20  # of all processes together: each is looked at several times, and dumped by CRIU
+FREE_DESCRIPTORS: Final = 2
 MOST_WATCHED: Final = 1 << 14  # files that are watched on overlay, of which CRIU is told each one's path
 MOST_SECONDS: Final = 10.0  # for the epoll sets of a container, each of which may watch what each process may have open
 MEMORY: Final = "/memfd:"
@@ -44,6 +45,7 @@ EPOLL: Final = "anon_inode:[eventpoll]"
 WATCHERS: Final = {"anon_inode:inotify": "inotify", "anon_inode:[fanotify]": "fanotify"}
 WATCH: Final = re.compile(r"^(?:inotify wd:\S+|fanotify) ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
 TRACER: Final = re.compile(r"^TracerPid:\t([1-9]\d*)$", re.MULTILINE)
+LIMIT: Final = re.compile(r"^Max open files\s+(\d+)\s", re.MULTILINE)
 POLICIES: Final = {6: "SCHED_DEADLINE", 7: "SCHED_EXT"}
 FLAGS: Final = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 NO_PATH: Final = {stat.S_IFSOCK: "the socket", stat.S_IFIFO: "the FIFO"}
@@ -81,7 +83,7 @@ def look(pids: Sequence[int]) -> Looked:
     if crowded := _too_many(pids):
         return Looked([crowded])
     found = Looked()
-    for problem in chain(_ended_leaders(pids), _of_threads(pids), _waiting_messages(pids)):
+    for problem in chain(_ended_leaders(pids), _full_tables(pids), _of_threads(pids), _waiting_messages(pids)):
         found.add(problem)
     visible = _Visible(pids)
     until = time.monotonic() + MOST_SECONDS
@@ -140,6 +142,21 @@ def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
                 yield (
                     f"the first thread of {title_of(pid)} has ended (pthread_exit) while others run, which CRIU cannot"
                     " dump: let it wait for them (pthread_join)"
+                )
+
+
+def _full_tables(pids: Sequence[int]) -> Iterator[str]:
+    """Yield the processes that could open nothing more: CRIU makes them open a memory file, and a socket."""
+    for pid in pids:
+        with suppress(OSError, TypeError):  # it has ended, or has no limit
+            limit = int(LIMIT.search(text_of(f"/proc/{pid}/limits"))[1])  # type: ignore[index]
+            if descriptors(pid, most=limit) < limit - FREE_DESCRIPTORS:
+                continue
+            free = limit - sum(int(name) < limit for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+            if free < FREE_DESCRIPTORS:
+                yield (
+                    f"{title_of(pid)} has {free} descriptors left of its {limit} (RLIMIT_NOFILE), and CRIU needs"
+                    f" {FREE_DESCRIPTORS} there for a moment: close some, or raise the limit (ulimit -n)"
                 )
 
 

@@ -295,3 +295,24 @@ def test_mapped_files_are_looked_at_one_at_a_time(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 200 << 10
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("closed", "problems"), [(0, 1), (1, 1), (2, 0)])
+def test_process_that_can_open_nothing_more_is_named(closed: int, problems: int) -> None:
+    """A descriptor that a lower limit has left above itself takes no place."""
+    text = f"""
+import os, resource, time
+os.dup2(0, 900)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+try:
+    while True: last = os.dup(0)
+except OSError: pass
+for number in range({closed}): os.close(last - number)
+print(flush=True)
+time.sleep(1000)
+"""
+    with program(text) as pid:
+        found = look([pid]).problems
+    assert len(found) == problems
+    if found:
+        assert f"has {closed} descriptors left of its 100 (RLIMIT_NOFILE), and CRIU needs 2 there" in found[0]
