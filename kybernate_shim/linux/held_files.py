@@ -5,6 +5,7 @@ Source: proc(5), /proc/PID/fd, /proc/PID/fdinfo, /proc/PID/maps and /proc/PID/ma
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Final
 from kybernate_shim.linux.process import title_of
 
 DELETED: Final = " (deleted)"
+TOO_LONG: Final = "(a path of more than 4095 bytes)"  # of which the kernel says nothing
 LINKS: Final = {"cwd": "working directory", "root": "root directory", "exe": "program"}
 
 
@@ -72,8 +74,15 @@ def programs(pids: Iterable[int]) -> Iterator[HeldFile]:
 
 
 def _held(pid: int, what: str, place: str) -> Iterator[HeldFile]:
-    with suppress(FileNotFoundError, ProcessLookupError):
-        yield HeldFile(pid, what, place, os.readlink(place))  # noqa: PTH115
+    try:
+        name = os.readlink(place)  # noqa: PTH115
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = TOO_LONG
+    yield HeldFile(pid, what, place, name)
 
 
 def _mapped(pid: int) -> Iterator[HeldFile]:
