@@ -146,7 +146,7 @@ def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
 
 
 def _full_tables(pids: Sequence[int]) -> Iterator[str]:
-    """Yield the processes that could open nothing more: CRIU makes them open a memory file and a socket, and receive another one."""
+    """Yield the processes that could open nothing more: CRIU has them open a memory file and two sockets."""
     for pid in pids:
         with suppress(OSError, TypeError):  # it has ended, or has no limit
             limit = int(LIMIT.search(text_of(f"/proc/{pid}/limits"))[1])  # type: ignore[index]
