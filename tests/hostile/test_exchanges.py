@@ -71,10 +71,10 @@ class Row:
 
 ROWS = (
     Row("a directory and a link to one of the node", "exchange('directory', 'link')"),
-    Row("a file and a link", "exchange('plain', 'link to a file')", "os.symlink(sys.argv[1] + '/key', 'link to a file')"),
+    Row("a file and a link", "exchange('plain', 'key')", "os.symlink(sys.argv[1] + '/key', 'key')"),
     Row("a file and a FIFO", "exchange('plain', 'fifo')"),
     Row("a file and a directory", "exchange('plain', 'directory')"),
-    Row("a file and a device that has no end", "exchange('plain', 'zero')", "os.mknod('zero', 0o20666, os.makedev(1, 5))"),
+    Row("a file and a device without end", "exchange('plain', 'zero')", "os.mknod('zero', 0o20666, os.makedev(1, 5))"),
     Row(
         "a file and a socket",
         "exchange('plain', 'socket')",
