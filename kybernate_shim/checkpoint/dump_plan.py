@@ -100,6 +100,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
     pids = await asyncio.to_thread(target.cgroup.processes)
+    await as_long_as_wanted(partial(undumpable.require_few_descriptors, target.id, pids))
     found = await as_long_as_wanted(partial(sockets.container_sockets, pids))
     unnamed = await as_long_as_wanted(partial(sockets.of_other_users, found))
     addresses = await as_long_as_wanted(partial(pods_addresses, target.spec)) if request.tcp == "close" else ()

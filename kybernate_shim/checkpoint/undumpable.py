@@ -80,8 +80,6 @@ class Looked:
 
 def look(pids: Sequence[int]) -> Looked:
     """Return what the processes hold that CRIU cannot dump, or can if it is told more."""
-    if crowded := _too_many(pids):
-        return Looked([crowded])
     found = Looked()
     for problem in chain(_ended_leaders(pids), _full_tables(pids), _of_threads(pids), _waiting_messages(pids)):
         found.add(problem)
@@ -119,19 +117,23 @@ def look(pids: Sequence[int]) -> Looked:
     return found
 
 
-def _too_many(pids: Sequence[int]) -> str:
-    """Return a sentence where the processes have more descriptors open than are looked at, "" otherwise."""
+def require_few_descriptors(container: str, pids: Sequence[int]) -> None:
+    """Raise Refused where the processes have more descriptors open than are looked at."""
     total, largest = 0, (0, 0)
     for pid in pids:
         with suppress(OSError):  # it has ended
             count = descriptors(pid, most=MOST_DESCRIPTORS + 1)
             total, largest = total + count, max(largest, (count, pid))
         if total > MOST_DESCRIPTORS:
-            return (
-                f"its processes have more than {MOST_DESCRIPTORS} descriptors open, {title_of(largest[1])} alone"
-                f" {largest[0]}: close those that are not needed, and look for a leak"
+            raise not_dumpable(
+                container,
+                Looked(
+                    [
+                        f"its processes have more than {MOST_DESCRIPTORS} descriptors open, {title_of(largest[1])}"
+                        f" alone {largest[0]}: close those that are not needed, and look for a leak"
+                    ]
+                ),
             )
-    return ""
 
 
 def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
