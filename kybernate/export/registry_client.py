@@ -222,7 +222,7 @@ class ImageRegistryClient:
     def pieces(self, response: httpx.Response) -> Iterator[bytes]:
         """Yield the bytes of a body as they come; a thread that reads them ends when `stop` was called.
 
-        A registry that gives a byte a minute would keep its reader for ever. Raises ImageRegistryUnreachable.
+        A registry that gives a byte a minute would keep its reader without end. Raises ImageRegistryUnreachable.
         """
         begin, done = time.monotonic(), 0
         for piece in response.iter_raw():

@@ -37,7 +37,7 @@ from kybernate_shim.linux.statx import status_at, status_of
 
 SHOWN: Final = 5
 MOST_DESCRIPTORS: Final = 1 << 20  # of all processes together: each is looked at several times, and dumped by CRIU
-FREE_DESCRIPTORS: Final = 3
+FREE_DESCRIPTORS: Final = 8  # CRIU 4.2 has failed with 3
 MOST_WATCHED: Final = 1 << 14  # files that are watched on overlay, of which CRIU is told each one's path
 MOST_SECONDS: Final = 10.0  # for the epoll sets of a container, each of which may watch what each process may have open
 MEMORY: Final = "/memfd:"
@@ -148,7 +148,7 @@ def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
 
 
 def _full_tables(pids: Sequence[int]) -> Iterator[str]:
-    """Yield the processes that could open nothing more: CRIU has them open a memory file and two sockets."""
+    """Yield the processes that could open nothing more: CRIU has them open files of /proc, memory and sockets."""
     for pid in pids:
         with suppress(OSError, TypeError):  # it has ended, or has no limit
             limit = int(LIMIT.search(text_of(f"/proc/{pid}/limits"))[1])  # type: ignore[index]

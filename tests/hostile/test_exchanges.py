@@ -178,7 +178,7 @@ def test_container_ends_only_with_an_image_that_restores_and_has_nothing_of_the_
             assert_no_image(image)
             assert tenant.cri.state(one.id) == "CONTAINER_RUNNING"
             before = one.count()
-            eventually(lambda: one.count() > before)  # noqa: B023  # asked at once
+            eventually(lambda: one.count() > before)  # noqa: B023  # asked now
         if ended:
             assert not verify(image)
             assert not has_secret(image)
