@@ -16,7 +16,7 @@ from threading import Event
 
 from kybernate_shim.checkpoint import gate, names, script
 from kybernate_shim.checkpoint.arriving import Awaited, awaited
-from kybernate_shim.checkpoint.cleanup import Traces, named, plain_path, work_name
+from kybernate_shim.checkpoint.cleanup import Traces, plain_path, work_name
 from kybernate_shim.checkpoint.compat import FORCE, RestorePlace, compare, read_host, require_compatible
 from kybernate_shim.checkpoint.criu.claim import users_file
 from kybernate_shim.checkpoint.criu.config import (
@@ -50,8 +50,7 @@ from kybernate_shim.checkpoint.volumes.fill import PlacedVolume, fill, placed
 from kybernate_shim.checkpoint.volumes.places import ANNOTATION as VOLUMES
 from kybernate_shim.checkpoint.work import working_in
 from kybernate_shim.errors import Failed, HeldFailed, Missing, Refused, Stopped
-from kybernate_shim.linux.cgroup.cgroup import Cgroup, hierarchy_version
-from kybernate_shim.linux.cgroup.oom import oom_kills
+from kybernate_shim.linux.cgroup.cgroup import hierarchy_version
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.namespaces import hostname, set_hostname
 from kybernate_shim.linux.private_files import close_files
@@ -87,6 +86,8 @@ ADVICE = (
         " or let the program listen on 0.0.0.0",
     ),
 )
+# All that CRIU says where a process was killed in the middle: nothing, if it does not trace the process's parent any more.
+WITHOUT_CAUSE = ("killed by signal 9", "Restoring FAILED", "cgroupd: recv req error")
 BEFORE_THEY_RUN = (PrivilegesExceeded, HeldFailed)  # what ends processes that CRIU holds
 
 
@@ -363,13 +364,12 @@ async def run(
                 await _remove_after(error, target)
                 raise
             except RuntimeFailed as error:
-                lacking = await to_the_end(partial(_lack_of_memory, target.spec))
                 left = await remove_remains(target)
                 if held is not None and held.refusals:
                     held.require_passed()
                 if held is not None and held.failure is not None:
                     raise RestoreFailed(f"{_failed(target, left)}: {held.failure}") from held.failure
-                text = explain(f"{_failed(target, left)}: {lacking}{error.message}", prepared.criu.work_path / LOG)
+                text = explain(f"{_failed(target, left)}: {error.message}", prepared.criu.work_path / LOG)
                 raise RestoreFailed(_advised(text)) from error
     if different := prepared.settled.differences:
         log.warning("restore.threads_changed", task=target.id, threads=different[:SHOWN])
@@ -390,19 +390,16 @@ async def _criu(
         close_files(prepared.criu.work_path)
 
 
-def _lack_of_memory(spec: Spec) -> str:
-    """Say that the kernel has killed what was restored because its cgroup has too little memory, "" if it has not."""
-    if not spec.cgroups_path or not oom_kills(Cgroup(*named(spec.cgroups_path))):
-        return ""
-    return (
-        "the processes need more memory than their limit leaves, also for a moment while they are restored, and the"
-        " kernel has killed one: give the container a larger limit; the image stays as it is: "
-    )
-
-
 def _advised(message: str) -> str:
     """Add what to do about failures whose words in CRIU's log do not say it."""
-    return "; ".join([message, *(advice for sign, advice in ADVICE if sign in message)])
+    found = [advice for sign, advice in ADVICE if sign in message]
+    errors = [part for part in message.split("; ") if "Error (" in part]
+    if errors and all(any(sign in error for sign in WITHOUT_CAUSE) for error in errors):
+        found.append(
+            "a process was killed while it was restored, as the kernel does where a memory limit does not suffice, which"
+            " a restore may exceed for a moment: give the container a larger limit; the image stays as it is"
+        )
+    return "; ".join([message, *found])
 
 
 def _failed(target: Target, left: str) -> str:

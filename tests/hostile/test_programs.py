@@ -634,7 +634,7 @@ def test_memory_that_does_not_suffice_for_a_restore_is_said_in_words(ours: Ctr, 
     id = ours.new_id("r")
     try:
         said = refused(*Ctr(image=PYTHON).run_argv(id, "false", flags=flags))
-        assert "the kernel has killed one: give the container a larger limit" in said
+        assert "where a memory limit does not suffice" in said
         assert "nothing is left of it" in said
     finally:
         ours.remove(id)

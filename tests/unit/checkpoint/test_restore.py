@@ -243,3 +243,21 @@ def test_restore_ends_at_its_deadline_whatever_it_waits_for(
     assert ended.wait(10)
     for fd in (reading, writing):
         os.close(fd)
+
+
+FAILED = "restore failed: criu failed: Error (criu/cr-restore.c:2331): Restoring FAILED."
+CGROUPD = "Error (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory (whole log: /l)"
+KILLED = "Error (criu/cr-restore.c:1269): 16479 killed by signal 9: Killed"
+
+
+@pytest.mark.parametrize(
+    ("message", "memory"),
+    [
+        (f"{FAILED}; {CGROUPD}", True),
+        (f"{FAILED}; {KILLED}; {CGROUPD}", True),
+        (f"{FAILED}; Error (criu/files-reg.c:1): Can't open; {KILLED}; {CGROUPD}", False),
+        ("restore failed: runc: not found (CRIU left no log at /l)", False),
+    ],
+)
+def test_processes_that_are_killed_in_the_middle_may_lack_memory(message: str, memory: bool) -> None:
+    assert ("where a memory limit does not suffice" in restore._advised(message)) == memory
