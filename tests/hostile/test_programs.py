@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +19,18 @@ import pytest
 
 from kybernate_shim.checkpoint.image.verification import verify
 from kybernate_shim.linux.cgroup.hierarchies import directories
+from kybernate_shim.ttrpc import RpcError
 from tests import users
+from tests.system import named
 from tests.system.checkpoints import (
     PYTHON,
     Witness,
     assert_no_image,
     assert_whole,
     counting,
+    holding,
     kybernate,
+    refused,
     restored,
 )
 from tests.system.ctr import Ctr, eventually, finished
@@ -328,6 +332,15 @@ except OSError: pass
         "has 0 descriptors left of its 200",
     ),
     Row(
+        "eight descriptors left",
+        """
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+try:
+    while True: last = os.dup(0)
+except OSError: os.closerange(last - 7, last + 1)
+""",
+    ),
+    Row(
         "many descriptors in many processes",
         """
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -591,3 +604,41 @@ def test_checkpoint_ends_with_an_image_that_restores_or_with_a_reason(
             again.assert_goes_on()
     assert not verify(other)
     neighbour.assert_goes_on()
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.may or not row.refusal], ids=lambda row: row.name)
+def test_hold_that_is_released_and_checkpoint_that_is_cancelled_leave_the_program_running(
+    ours: Ctr, image: Path, row: Row
+) -> None:
+    with attacking(ours, row, flags_of(row, 0)) as one:
+        argv = ["kybernate", "checkpoint", one.id, str(image), "--timeout", str(DEADLINE)]
+        held = finished([*argv, "--hold"], timeout=2 * DEADLINE)
+        if held.returncode == 0:
+            kybernate("release", one.id)
+        else:
+            assert row.refusal, held.stderr
+            assert re.search(row.refusal, held.stderr.decode(errors="replace")), held.stderr
+        one.assert_goes_on()
+        second = image.parent / "second"
+        with named.save_begun(ours, one.id, "one", second) as checkpoint:
+            eventually(lambda: second.exists() or checkpoint.done(), pause=0.002)
+            with suppress(RpcError):  # it has ended by now
+                named.cancel(ours, one.id, "one")
+        if named.status(ours, one.id).last.outcome == "succeeded":
+            assert_whole(second)
+        else:
+            assert_no_image(second)
+        one.assert_goes_on()
+
+
+def test_memory_that_does_not_suffice_for_a_restore_is_said_in_words(ours: Ctr, image: Path) -> None:
+    with holding(ours, 100) as one:
+        kybernate("checkpoint", one.id, str(image))
+    flags = ["--annotation", f"kybernate.io/restore-from={image}", "--memory-limit", str(40 << 20), "-d"]
+    id = ours.new_id("r")
+    try:
+        said = refused(*Ctr(image=PYTHON).run_argv(id, "false", flags=flags))
+        assert "where a memory limit does not suffice" in said
+        assert "nothing is left of it" in said
+    finally:
+        ours.remove(id)
