@@ -203,8 +203,8 @@ PARTS = (
         "tenants' programs",
         ("hostile/test_programs.py", "hostile/test_exchanges.py"),
         180,
-        ("sid",),
-        "what a program has, and the newest CRIU dumps or not; what containerd and runc do is in the other files",
+        DEBIANS,
+        "what a program has, and CRIU dumps or not: the CRIU of `next` is that of `sid`",
     ),
     Part(
         "agent's tenants",
