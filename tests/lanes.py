@@ -203,6 +203,13 @@ PARTS = (
     ),
     Part("tenants", ("hostile",), 45),
     Part(
+        "tenants' programs",
+        ("hostile/test_programs.py", "hostile/test_exchanges.py"),
+        180,
+        DEBIANS,
+        "what a program has, and CRIU dumps or not: the CRIU of `next` is that of `sid`",
+    ),
+    Part(
         "agent's tenants",
         (
             "hostile/test_agent.py", "hostile/test_audit.py", "hostile/test_cleanup.py",

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
 
+CUT_OFF = ("Socket closed", "Connection reset")  # gRPC's words; TLS 1.3 has no others for a client that is not accepted
 ERROR_KEY = "kybernate-error-bin"  # of the trailing metadata: a wire.Error
 
 
@@ -87,8 +88,18 @@ def fact_of(error: grpc.RpcError, address: str) -> Failure:
     if sent is not None:
         return AgentRefused(sent.message, code=code.name, type=sent.type, state=sent.state, advice=sent.advice)
     if code == grpc.StatusCode.UNAVAILABLE:
-        return AgentUnreachable(f"no agent answers on {address}: {details}")
+        return AgentUnreachable(f"no agent answers on {address}: {details}", advice=_advice(address, details))
     return AgentRefused(details or code.name, code=code.name)
+
+
+def _advice(address: str, details: str) -> str:
+    """Return what to do about an agent of another machine that has ended the connection, "" for what is usual."""
+    if address.startswith("unix:") or not any(words in details for words in CUT_OFF):
+        return ""
+    return (
+        "the agent does not accept this client, or has ended: compare its certificate (`openssl x509 -noout -dates"
+        " -issuer -in FILE`) with `tls.client_ca` there; the agent's log has the reason (`connection.refused`)"
+    )
 
 
 def _sent(error: grpc.RpcError) -> wire.Error | None:

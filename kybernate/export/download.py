@@ -18,7 +18,6 @@ from kybernate.export.registry_client import ATTEMPTS, ImageRegistryClient, refu
 from kybernate.node.failure import Unavailable
 
 PART = 8 << 20  # bytes of one request
-PIECE = 1 << 20
 
 
 def blob(client: ImageRegistryClient, descriptor: Descriptor) -> Iterator[bytes]:
@@ -84,8 +83,7 @@ def _append(client: ImageRegistryClient, descriptor: Descriptor, start: int, siz
             return False
         if response.status_code != httpx.codes.PARTIAL_CONTENT:
             raise refusal(response, f"blob {descriptor.digest} cannot be pulled")
-        for piece in response.iter_raw(PIECE):
-            client.require_running()
+        for piece in client.pieces(response):
             found += piece
             if len(found) > size:
                 raise ArtefactOdd(f"blob {descriptor.digest}: more bytes than were requested")
@@ -113,8 +111,7 @@ def _from_begin(client: ImageRegistryClient, descriptor: Descriptor, skip: int) 
     headers = {"Accept-Encoding": "identity"}
     with client.streamed("GET", client.blob_url(descriptor), headers=headers) as response:
         client.require(response, {200}, f"blob {descriptor.digest} cannot be pulled")
-        for piece in response.iter_raw(PIECE):
-            client.require_running()
+        for piece in client.pieces(response):
             rest = piece[skip:]
             skip -= len(piece) - len(rest)
             if rest:

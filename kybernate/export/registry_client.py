@@ -25,7 +25,7 @@ from kybernate.export.challenge import RegistryAuth
 from kybernate.export.credentials import Credentials
 from kybernate.export.documents import DIGEST, INDEX, MANIFEST, MOST_DOCUMENT, Descriptor
 from kybernate.export.errors import ArtefactOdd
-from kybernate.export.guard import CONTENT, Guard
+from kybernate.export.guard import ANSWER_SECONDS, CONTENT, Guard
 from kybernate.export.reference import Reference
 from kybernate.node.failure import Failure, Unavailable
 
@@ -36,6 +36,7 @@ AGAIN = {408, 425, 429, 500, 502, 503, 504}
 ACCEPT = ", ".join(
     (MANIFEST, INDEX, "application/vnd.docker.distribution.manifest.v2+json")
 )  # the last is refused later, with better words than a registry's
+LEAST_RATE = 1024  # bytes a second of a body, on the average from its first minute on
 TIMEOUT = httpx.Timeout(60, connect=20)  # seconds without a byte
 
 
@@ -94,15 +95,22 @@ class ImageRegistryClient:
         """Return a manifest or an index by tag or digest, and its digest. Raises Failure."""
         with self.streamed("GET", f"{self._base}/manifests/{target}", headers={"Accept": ACCEPT}) as response:
             self.require(response, {200}, f"{self.reference} cannot be pulled")
-            content = bytearray()
-            for piece in response.iter_bytes():
-                content += piece
-                if len(content) > MOST_DOCUMENT:
-                    raise ArtefactOdd(f"a manifest of more than {MOST_DOCUMENT} bytes")
+            content = self._document(response)
         digest = f"sha256:{sha256(content).hexdigest()}"
         if DIGEST.fullmatch(target) and target != digest:
             raise ArtefactOdd(f"manifest {target} was changed: its digest is {digest}")
-        return bytes(content), digest
+        return content, digest
+
+    def _document(self, response: httpx.Response) -> bytes:
+        """Return the body of a manifest, as it is: none was asked to be compressed. Raises ArtefactOdd."""
+        if encoding := response.headers.get("content-encoding", "identity").strip().lower().removeprefix("identity"):
+            raise ArtefactOdd(f"{self.reference.host} gives a compressed manifest ({encoding[:60]!a})")
+        content = bytearray()
+        for piece in self.pieces(response):
+            content += piece
+            if len(content) > MOST_DOCUMENT:
+                raise ArtefactOdd(f"a manifest of more than {MOST_DOCUMENT} bytes")
+        return bytes(content)
 
     def put_manifest(self, content: bytes, media_type: str, target: str) -> None:
         """Make a manifest known by a tag or a digest. Raises Failure."""
@@ -210,6 +218,20 @@ class ImageRegistryClient:
             raise Failure(f"{self.reference.host} gives nothing that can be used: {error}") from error
         finally:
             response.close()
+
+    def pieces(self, response: httpx.Response) -> Iterator[bytes]:
+        """Yield the bytes of a body as they come; a thread that reads them ends when `stop` was called.
+
+        A registry that gives a byte a minute would keep its reader without end. Raises Unavailable.
+        """
+        begin, done = time.monotonic(), 0
+        for piece in response.iter_raw():
+            self.require_running()
+            done += len(piece)
+            seconds = time.monotonic() - begin
+            if seconds > ANSWER_SECONDS and done < seconds * LEAST_RATE:
+                raise Unavailable(f"{self.reference.host} has given {done} bytes in {seconds:.0f} s")
+            yield piece
 
     def _require_secure(self, url: httpx.URL) -> None:
         """Refuse an address without TLS that a registry with TLS names: an image holds the memory of its processes."""

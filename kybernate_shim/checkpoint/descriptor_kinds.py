@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kybernate_shim.checkpoint.socket_kinds import SOCKET, problem_of_socket
-from kybernate_shim.linux.held_files import HeldFile
+from kybernate_shim.linux.held_files import TOO_LONG, HeldFile
 from kybernate_shim.linux.kernel_text import plain, text_of
 from kybernate_shim.linux.process import title_of
 from kybernate_shim.linux.statx import status_of
@@ -30,6 +30,7 @@ TIMERFD: Final = "anon_inode:[timerfd]"
 # By the names of the kernel: what it is, and the remedy.
 NEVER: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
+        TOO_LONG: ("a file whose path has more than 4095 bytes", "close it, or shorten the names of its directories"),
         "anon_inode:[io_uring]": ("a ring of io_uring(7)", "let the program use epoll(7) or threads"),
         "anon_inode:[userfaultfd]": ("a userfaultfd(2)", "close it before the checkpoint"),
         "anon_inode:[perf_event]": ("a counter of perf_event_open(2)", "end the profiler before the checkpoint"),

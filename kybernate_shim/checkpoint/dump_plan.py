@@ -100,6 +100,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     criu = await criu_of(target.children, target.config.criu)
     runtime = await runtime_of(target.children, target.runtime.cli.binary)
     pids = await asyncio.to_thread(target.cgroup.processes)
+    await as_long_as_wanted(partial(undumpable.require_few_descriptors, target.id, pids))
     found = await as_long_as_wanted(partial(sockets.container_sockets, pids))
     unnamed = await as_long_as_wanted(partial(sockets.of_other_users, found))
     addresses = await as_long_as_wanted(partial(pods_addresses, target.spec)) if request.tcp == "close" else ()
@@ -110,7 +111,7 @@ async def plan_dump(target: Target, request: DumpRequest, log: Log) -> DumpPlan:
     dumped = await as_long_as_wanted(partial(tree_below, target.init_pid, pids))
     held = await as_long_as_wanted(partial(undumpable.look, dumped))
     if held.problems:
-        raise undumpable.not_dumpable(target.id, held.problems)
+        raise undumpable.not_dumpable(target.id, held)
     joined_environment(target.spec)
     await require_directories(target, request, log)
     await require_common_state(target, request, log)

@@ -43,7 +43,8 @@ def find(
     found = Found()
     linked = [one for one in evidence.opened.remaps if one.kind == criu.Remap.LINKED]
     if linked:
-        held = [one for one in held_files(pids, mapped=True) if one.removed]
+        former = {place.path for one in linked if (place := evidence.opened.paths.get(one.file))}
+        held = [one for one in held_files(pids, mapped=True) if one.removed and one.path in former]
         for remap in linked:
             _find_link(found, remap, evidence, held, binds)
     for socket in sockets:

@@ -112,5 +112,6 @@ def _described(missing: Sequence[Unproven], pids: Sequence[int]) -> list[str]:
     """Say which process has each file open."""
     if not missing:
         return []
-    holders = {held.path: held for held in held_files(pids, mapped=True)}
+    wanted = {one.path for one in missing}
+    holders = {held.path: held for held in held_files(pids, mapped=True) if held.path in wanted}
     return [f"{holders[one.path]}: it {one.why}" if one.path in holders else str(one) for one in missing]

@@ -86,6 +86,8 @@ ADVICE = (
         " or let the program listen on 0.0.0.0",
     ),
 )
+# All that CRIU says where a process was killed in the middle, of which it hears nothing if another one is the parent.
+WITHOUT_CAUSE = ("killed by signal 9", "Restoring FAILED", "cgroupd: recv req error")
 BEFORE_THEY_RUN = (PrivilegesExceeded, HeldFailed)  # what ends processes that CRIU holds
 
 
@@ -390,7 +392,14 @@ async def _criu(
 
 def _advised(message: str) -> str:
     """Add what to do about failures whose words in CRIU's log do not say it."""
-    return "; ".join([message, *(advice for sign, advice in ADVICE if sign in message)])
+    found = [advice for sign, advice in ADVICE if sign in message]
+    errors = [part for part in message.split("; ") if "Error (" in part]
+    if errors and all(any(sign in error for sign in WITHOUT_CAUSE) for error in errors):
+        found.append(
+            "a process was killed while it was restored, as the kernel does where a memory limit does not suffice,"
+            " which a restore may exceed for a moment: give the container a larger limit; the image stays as it is"
+        )
+    return "; ".join([message, *found])
 
 
 def _failed(target: Target, left: str) -> str:

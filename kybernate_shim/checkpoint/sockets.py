@@ -7,6 +7,7 @@ Sources: sock_diag(7); criu(8), --tcp-established, --tcp-close, --ext-unix-sk; c
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -213,3 +214,7 @@ def _target(path: Path) -> str:
         return str(path.readlink())
     except FileNotFoundError:
         return ""  # closed meanwhile
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return ""  # that is a file's

@@ -167,15 +167,21 @@ def _make_sparse(info: tarfile.TarInfo, extents: list[tuple[int, int]]) -> bytes
 
 
 def data_of(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of each stretch of data, and the file's end as an empty one, as GNU tar does."""
+    """Yield (offset, length) of each stretch of data, and the file's end as an empty one, as GNU tar does.
+
+    All within `size`, whatever becomes of the file meanwhile.
+    """
     offset = 0
     while offset < size:
         try:
             begin = os.lseek(fd, offset, os.SEEK_DATA)
+            end = min(size, os.lseek(fd, begin, os.SEEK_HOLE))
         except OSError as error:
-            if error.errno != errno.ENXIO:  # no data after this offset
+            if error.errno != errno.ENXIO:  # no data after this offset, or the file ends before it by now
                 raise
             break
-        offset = min(size, os.lseek(fd, begin, os.SEEK_HOLE))
-        yield begin, offset - begin
+        if begin >= size:
+            break  # it has become longer
+        yield begin, end - begin
+        offset = end
     yield size, 0

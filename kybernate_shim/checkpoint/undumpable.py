@@ -6,8 +6,8 @@ proof refuses.
 
 A watch of inotify(7) or fanotify(7) on overlay is no such case: CRIU cannot find the file by its handle there, but by
 its path, if it is told where to look.
-Sources: CRIU's eventpoll.c, fsnotify.c, irmap.c, filesystems.c, seize.c and files-reg.c of versions 4.1 and 4.2;
-proc(5), /proc/PID/fdinfo.
+Sources: CRIU's eventpoll.c, fsnotify.c, irmap.c, filesystems.c, seize.c, files-reg.c and compel/src/lib/infect.c of
+versions 4.1 and 4.2; proc(5), /proc/PID/fdinfo.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,7 @@ from kybernate_shim.checkpoint.descriptor_kinds import problem_of
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.descriptors import is_path, mount_in, mount_of_link, mounts_of
 from kybernate_shim.linux.find_inodes import Identity, find_names, root_of
-from kybernate_shim.linux.held_files import HeldFile, held_files
+from kybernate_shim.linux.held_files import HeldFile, descriptors, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
@@ -36,12 +36,16 @@ from kybernate_shim.linux.process import is_nodes_own, state_of, title_of
 from kybernate_shim.linux.statx import status_at, status_of
 
 SHOWN: Final = 5
+MOST_DESCRIPTORS: Final = 1 << 20  # of all processes together: each is looked at several times, and dumped by CRIU
+FREE_DESCRIPTORS: Final = 8  # CRIU 4.2 has failed with 3
+MOST_WATCHED: Final = 1 << 14  # files that are watched on overlay, of which CRIU is told each one's path
 MOST_SECONDS: Final = 10.0  # for the epoll sets of a container, each of which may watch what each process may have open
 MEMORY: Final = "/memfd:"
 EPOLL: Final = "anon_inode:[eventpoll]"
 WATCHERS: Final = {"anon_inode:inotify": "inotify", "anon_inode:[fanotify]": "fanotify"}
 WATCH: Final = re.compile(r"^(?:inotify wd:\S+|fanotify) ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
 TRACER: Final = re.compile(r"^TracerPid:\t([1-9]\d*)$", re.MULTILINE)
+LIMIT: Final = re.compile(r"^Max open files\s+(\d+)\s", re.MULTILINE)
 POLICIES: Final = {6: "SCHED_DEADLINE", 7: "SCHED_EXT"}
 FLAGS: Final = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 NO_PATH: Final = {stat.S_IFSOCK: "the socket", stat.S_IFIFO: "the FIFO"}
@@ -49,25 +53,36 @@ QUEUES: Final = "mqueue"  # a type of filesystem
 WATCHED: Final = re.compile(r"^tfd:\s*(\d+) ", re.MULTILINE)
 
 
-def not_dumpable(container: str, problems: Sequence[str]) -> Refused:
+def not_dumpable(container: str, found: Looked) -> Refused:
     """Return the error: processes have something open that no checkpoint can bring back. Nothing was changed."""
-    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    more = f"; and {found.more} more" if found.more else ""
     return Refused(
-        f"container {container} cannot be checkpointed: {'; '.join(problems[:SHOWN])}{more}. Nothing was changed"
+        f"container {container} cannot be checkpointed: {'; '.join(found.problems)}{more}. Nothing was changed"
     )
 
 
 @dataclass
 class Looked:
-    """`problems` are sentences, `lines` what CRIU's configuration needs for what can be dumped."""
+    """`problems` are the first sentences, `more` the number of the others, of which a program can give cause for a
+    million; `lines` is what CRIU's configuration needs for what can be dumped.
+    """
 
     problems: list[str] = field(default_factory=list)
+    more: int = 0
     lines: list[str] = field(default_factory=list)
+
+    def add(self, *problems: str) -> None:
+        """Take sentences."""
+        room = max(0, SHOWN - len(self.problems))
+        self.problems += problems[:room]
+        self.more += len(problems[room:])
 
 
 def look(pids: Sequence[int]) -> Looked:
     """Return what the processes hold that CRIU cannot dump, or can if it is told more."""
-    found = Looked([*_ended_leaders(pids), *_of_threads(pids), *_waiting_messages(pids)])
+    found = Looked()
+    for problem in chain(_ended_leaders(pids), _full_tables(pids), _of_threads(pids), _waiting_messages(pids)):
+        found.add(problem)
     visible = _Visible(pids)
     until = time.monotonic() + MOST_SECONDS
     watches: dict[Identity, HeldFile] = {}
@@ -75,24 +90,50 @@ def look(pids: Sequence[int]) -> Looked:
     for held in held_files(pids):
         with suppress(FileNotFoundError, ProcessLookupError):
             if held.what == "program" and held.path.startswith(MEMORY):
-                found.problems.append(_program(held))
+                found.add(_program(held))
             elif held.name == EPOLL and late is None:
                 try:
-                    found.problems += _epoll(held, pids, until)
+                    for problem in _epoll(held, pids, until):
+                        found.add(problem)
                 except TimeoutError:
                     late = held
             elif held.name in WATCHERS:
-                watches.update(dict.fromkeys(_watches(held), held))
+                watches.update(dict.fromkeys(islice(_watches(held), MOST_WATCHED + 1 - len(watches)), held))
             elif problem := problem_of(held) or visible.problem_of(held):
-                found.problems.append(problem)
+                found.add(problem)
     if late is not None:
-        found.problems.append(
+        found.add(
             f"what is watched by epoll could not be examined within {MOST_SECONDS:g} s, by {title_of(late.pid)} as its"
             f" {late.what} among others: remove what it need not watch"
         )
-    if watches:
+    if len(watches) > MOST_WATCHED:
+        held = next(reversed(watches.values()))
+        found.add(
+            f"{title_of(held.pid)} and others watch more than {MOST_WATCHED} files of the root filesystem by"
+            f" {WATCHERS[held.name]}, and CRIU needs a path for each: watch directories, or fewer of them"
+        )
+    elif watches:
         _find_watched(found, watches)
     return found
+
+
+def require_few_descriptors(container: str, pids: Sequence[int]) -> None:
+    """Raise Refused where the processes have more descriptors open than are looked at."""
+    total, largest = 0, (0, 0)
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            count = descriptors(pid, most=MOST_DESCRIPTORS + 1)
+            total, largest = total + count, max(largest, (count, pid))
+        if total > MOST_DESCRIPTORS:
+            raise not_dumpable(
+                container,
+                Looked(
+                    [
+                        f"its processes have more than {MOST_DESCRIPTORS} descriptors open, {title_of(largest[1])}"
+                        f" alone {largest[0]}: close those that are not needed, and look for a leak"
+                    ]
+                ),
+            )
 
 
 def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
@@ -103,6 +144,21 @@ def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
                 yield (
                     f"the first thread of {title_of(pid)} has ended (pthread_exit) while others run, which CRIU cannot"
                     " dump: let it wait for them (pthread_join)"
+                )
+
+
+def _full_tables(pids: Sequence[int]) -> Iterator[str]:
+    """Yield the processes that could open nothing more: CRIU has them open files of /proc, memory and sockets."""
+    for pid in pids:
+        with suppress(OSError, TypeError):  # it has ended, or has no limit
+            limit = int(LIMIT.search(text_of(f"/proc/{pid}/limits"))[1])  # type: ignore[index]
+            if descriptors(pid, most=limit) < limit - FREE_DESCRIPTORS:
+                continue
+            free = limit - sum(int(name) < limit for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+            if free < FREE_DESCRIPTORS:
+                yield (
+                    f"{title_of(pid)} has {free} descriptors left of its {limit} (RLIMIT_NOFILE), and CRIU needs"
+                    f" {FREE_DESCRIPTORS} there for a moment: close some, or raise the limit (ulimit -n)"
                 )
 
 
@@ -239,11 +295,10 @@ def _other(held: HeldFile, pids: Sequence[int], slot: tuple[int, int, int]) -> s
 
 def _watches(held: HeldFile) -> Iterator[Identity]:
     """Yield what inotify or fanotify watches on overlay filesystems, where CRIU needs a path."""
-    found = WATCH.findall(_fdinfo(held))
-    if not found:
-        return
-    overlays = {mount.device for mount in read_mountinfo(held.pid) if mount.type == "overlay"}
-    for inode, device in found:
+    overlays: set[str] = set()
+    for found in WATCH.finditer(_fdinfo(held)):
+        inode, device = found.groups()
+        overlays = overlays or {mount.device for mount in read_mountinfo(held.pid) if mount.type == "overlay"}
         major, minor = int(device, 16) >> 20, int(device, 16) & 0xFFFFF
         if f"{major}:{minor}" in overlays:
             yield os.makedev(major, minor), int(inode, 16)
@@ -259,10 +314,10 @@ def _find_watched(found: Looked, watches: dict[Identity, HeldFile]) -> None:
         try:
             found.lines.append(line("irmap-scan-path", path))
         except Refused as error:
-            found.problems.append(f"a process watches {path!a}, and {error}")
+            found.add(f"a process watches {path!a}, and {error}")
     for identity in watches.keys() - names.keys():
         held = watches[identity]
-        found.problems.append(
+        found.add(
             f"{title_of(held.pid)} watches by its {WATCHERS[held.name]} {held.what} a file of the root filesystem"
             f" without a name that could be found (inode {identity[1]}): CRIU needs one; remove the watch"
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kybernate_shim.linux.kernel_text import lines_of, plain, text_of
+from kybernate_shim.linux.kernel_text import each_line, lines_of, plain, text_of
 from kybernate_shim.linux.own_thread import in_own_thread
 from kybernate_shim.linux.unix_sockets import own_names
 
@@ -57,7 +57,7 @@ class Evidence:
 def holds_driver(pid: int) -> bool:
     """Return whether a process has loaded libcuda, without which it can hold no CUDA state. False when it is gone."""
     try:
-        return "libcuda.so" in text_of(f"/proc/{pid}/maps")
+        return any("libcuda.so" in line for line in each_line(f"/proc/{pid}/maps"))
     except OSError:
         return False
 

@@ -63,9 +63,16 @@ class TreeFile:
         return os.readlink("", dir_fd=self.fd)
 
     def attributes(self) -> dict[str, bytes]:
-        """Return the extended attributes, in the kernel's order."""
+        """Return the extended attributes, in the kernel's order, without those that are removed meanwhile."""
         place = self.fd if stat.S_IFMT(self.status.st_mode) in READABLE else path_of(self.fd)
-        return {name: os.getxattr(place, name) for name in os.listxattr(place)}
+        found: dict[str, bytes] = {}
+        for name in os.listxattr(place):
+            try:
+                found[name] = os.getxattr(place, name)
+            except OSError as error:
+                if error.errno != errno.ENODATA:
+                    raise
+        return found
 
 
 @dataclass(frozen=True)

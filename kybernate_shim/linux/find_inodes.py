@@ -1,7 +1,7 @@
 """Finds names of files by their inodes, below a directory in which others rename what they like meanwhile.
 
 Every directory is opened below an open one, without following a link and without entering another filesystem, and only
-names are the result.
+names are the result. The search has an end, however many directories there are and however long their names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kybernate_shim.linux import openat2
-from kybernate_shim.linux.beneath import BELOW, open_directory
+from kybernate_shim.linux.beneath import BELOW, MOST_DIRECTORY_BYTES, open_directory
 from kybernate_shim.linux.plain_files import LOOK
 from kybernate_shim.linux.statx import FileStatus, status_at
 
@@ -59,19 +59,22 @@ def real_path(root: int, path: str) -> str:
 def find_names(top: int, wanted: Collection[Identity], first: Sequence[str] = ()) -> dict[Identity, str]:
     """Return a name below the open directory `top` for each file that is found; directories `first` are tried first.
 
-    The search ends when all are found, and within limits of time and directories. Raises no OSError.
+    The search ends when all are found, and within limits of time, and of directories and of the bytes of their names.
+    Raises no OSError.
     """
     pending = deque([*first, "."])
     inodes = {inode for _, inode in wanted}
     seen: set[str] = set()
     found: dict[Identity, str] = {}
+    room = MOST_DIRECTORY_BYTES
     until = time.monotonic() + MOST_SECONDS
     while pending and len(found) < len(wanted) and len(seen) < MOST_DIRECTORIES and time.monotonic() < until:
         directory = pending.popleft()
         if directory not in seen:
             seen.add(directory)
-            names, below = _listed(top, directory, inodes)
+            names, below = _listed(top, directory, inodes, room, until)
             pending += below
+            room -= sum(map(len, below))
             for name in names:
                 identity = identity_of(top, name)
                 if identity in wanted and identity is not None:
@@ -97,21 +100,31 @@ def look(top: int, path: str) -> FileStatus | None:
         os.close(found)
 
 
-def _listed(top: int, directory: str, inodes: Collection[int]) -> tuple[list[str], list[str]]:
-    """Return the names in a directory that have one of the inodes, and those of its directories."""
+def _listed(top: int, directory: str, inodes: Collection[int], room: int, until: float) -> tuple[list[str], list[str]]:
+    """Return the names in a directory that have one of the inodes, and those of its directories.
+
+    All have `room` characters at most. It is read until that moment of the monotonic clock.
+    """
     try:
         fd = open_directory(top, directory)
     except OSError:
         return [], []  # it is gone, or another filesystem
     prefix = "" if directory == "." else f"{directory}/"
-    names, below = ["."] if directory == "." else [], []
+    names: list[str] = ["."] if directory == "." else []
+    below: list[str] = []
     try:
         with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.inode() in inodes:
-                    names.append(prefix + entry.name)
-                if entry.is_dir(follow_symlinks=False):
-                    below.append(prefix + entry.name)
+            for number, entry in enumerate(entries, 1):
+                size = len(prefix) + len(entry.name)
+                for wanted, kept in (
+                    (entry.inode() in inodes, names),
+                    (entry.is_dir(follow_symlinks=False), below),
+                ):
+                    if wanted and size <= room:
+                        room -= size
+                        kept.append(prefix + entry.name)
+                if not number & 0xFFF and time.monotonic() > until:
+                    break
     finally:
         os.close(fd)
     return names, below

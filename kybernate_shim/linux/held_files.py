@@ -5,15 +5,18 @@ Source: proc(5), /proc/PID/fd, /proc/PID/fdinfo, /proc/PID/maps and /proc/PID/ma
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from kybernate_shim.linux.process import title_of
 
 DELETED: Final = " (deleted)"
+TOO_LONG: Final = "(a path of more than 4095 bytes)"  # of which the kernel says nothing
 LINKS: Final = {"cwd": "working directory", "root": "root directory", "exe": "program"}
 
 
@@ -56,6 +59,14 @@ def held_files(pids: Iterable[int], *, mapped: bool = False) -> Iterator[HeldFil
                 yield from _mapped(pid)
 
 
+def descriptors(pid: int, *, most: int) -> int:
+    """Return how many descriptors a process has open, at least `most` where there are more. Raises OSError."""
+    if found := os.stat(f"/proc/{pid}/fd").st_size:  # noqa: PTH116  # since Linux 6.2
+        return found
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        return sum(1 for _ in islice(entries, most))
+
+
 def programs(pids: Iterable[int]) -> Iterator[HeldFile]:
     """Yield which files the processes execute."""
     for pid in pids:
@@ -63,14 +74,22 @@ def programs(pids: Iterable[int]) -> Iterator[HeldFile]:
 
 
 def _held(pid: int, what: str, place: str) -> Iterator[HeldFile]:
-    with suppress(FileNotFoundError, ProcessLookupError):
-        yield HeldFile(pid, what, place, os.readlink(place))  # noqa: PTH115
+    try:
+        name = os.readlink(place)  # noqa: PTH115
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = TOO_LONG
+    yield HeldFile(pid, what, place, name)
 
 
 def _mapped(pid: int) -> Iterator[HeldFile]:
     with open(f"/proc/{pid}/maps", "rb") as file:  # noqa: PTH123
-        lines = [line for line in file if line.endswith(b" (deleted)\n")]
-    for line in lines:
-        place, _, _, _, inode, *name = line.rstrip(b"\n").split(None, 5)
-        if inode != b"0" and name:
-            yield HeldFile(pid, "mapped file", f"/proc/{pid}/map_files/{place.decode()}", os.fsdecode(name[0]))
+        for line in file:  # one at a time: there may be a million, of 4 KiB each
+            if not line.endswith(b" (deleted)\n"):
+                continue
+            place, _, _, _, inode, *name = line.rstrip(b"\n").split(None, 5)
+            if inode != b"0" and name:
+                yield HeldFile(pid, "mapped file", f"/proc/{pid}/map_files/{place.decode()}", os.fsdecode(name[0]))

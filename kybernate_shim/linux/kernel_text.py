@@ -10,6 +10,7 @@ at which `str.splitlines` ends a line, by which a program would write lines of i
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
@@ -22,6 +23,15 @@ def lines_of(text: str) -> list[str]:
     """Return the lines of such a text."""
     lines = text.split("\n")
     return lines if lines[-1] else lines[:-1]
+
+
+def each_line(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the lines of a kernel's file, without their ends, one at a time: a process may have a million mappings,
+    each with a path of 4 KiB. Raises OSError.
+    """
+    with open(path, "rb") as file:  # noqa: PTH123
+        for line in file:
+            yield line.rstrip(b"\n").decode(errors="surrogateescape")
 
 
 def plain(text: str) -> str:

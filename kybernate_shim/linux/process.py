@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 
 from kybernate_shim.linux.kernel_text import text_of
 
 PF_EXITING = 0x4
+MOST_SECONDS = 1.0  # of a search for an error's words; a container is deleted meanwhile, for which there are 5 s
+MOST_NAMED = 20
 
 
 def is_nodes_own(pid: int) -> bool:
@@ -131,27 +136,30 @@ def name_of(pid: int) -> str:
 
 
 def holders(path: Path) -> list[str]:
-    """Name the processes that have their root, working directory or an open file at `path` or below, for an error."""
-    return [title_of(pid) for pid in _all() if any(link.is_relative_to(path) for link in _links(pid))]
+    """Name processes that have their root, working directory or an open file at `path` or below, for an error.
+
+    Any container can have millions of descriptors: the search ends after MOST_SECONDS, and with MOST_NAMED.
+    """
+    until = time.monotonic() + MOST_SECONDS
+    found = (title_of(pid) for pid in _all() if any(link.is_relative_to(path) for link in _links(pid, until)))
+    return list(islice(found, MOST_NAMED))
 
 
 def _all() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
-def _links(pid: int) -> list[Path]:
-    process = Path(f"/proc/{pid}")
-    links = []
+def _links(pid: int, until: float) -> Iterator[Path]:
+    """Yield where its root, its working directory and its descriptors lead, until a moment of the monotonic clock."""
     try:
-        names = [process / "root", process / "cwd", *(process / "fd").iterdir()]
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for name in chain((f"/proc/{pid}/root", f"/proc/{pid}/cwd"), (entry.path for entry in entries)):
+                if time.monotonic() > until:
+                    return
+                with suppress(OSError):  # it ended, or closed the file, while we looked
+                    yield Path(name).readlink()
     except OSError:
-        return []
-    for name in names:
-        try:
-            links.append(name.readlink())
-        except OSError:
-            pass  # it ended, or closed the file, while we looked
-    return links
+        return
 
 
 def _stat(pid: int) -> list[str]:

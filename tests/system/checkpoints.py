@@ -204,10 +204,10 @@ def dumps_sockets() -> bool:
 
 
 @contextmanager
-def small_disk(at: Path, mib: int) -> Iterator[Path]:
-    """Mount a disk of so many MiB at a directory, which is made."""
+def small_disk(at: Path, mib: int, *, inodes: int = 0) -> Iterator[Path]:
+    """Mount a disk of so many MiB at a directory, which is made; it holds so many files, 0 for any number."""
     at.mkdir(parents=True, exist_ok=True)
-    run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(at)])
+    run(["mount", "-t", "tmpfs", "-o", f"size={mib}m,nr_inodes={inodes}", "tmpfs", str(at)])
     try:
         yield at
     finally:

@@ -139,6 +139,16 @@ def test_full_disk_does_not_lose_a_container_that_was_to_end(ours: Ctr, place: P
         assert_as_before(ours, witness, "RUNNING", place)
 
 
+@pytest.mark.parametrize("inodes", [3, 12, 30])
+def test_disk_that_can_hold_no_more_files(ours: Ctr, place: Path, inodes: int) -> None:
+    """A tenant can take all inodes of a disk, while a checkpoint of another one makes its files there."""
+    with counting(ours) as witness, small_disk(place.parent / "disk", 100, inodes=inodes) as disk:
+        said = refused("kybernate", "checkpoint", "--exit", witness.id, str(disk / "image"))
+        assert "No space left on device" in said
+        assert not (disk / "image").exists()
+        assert_as_before(ours, witness, "RUNNING", place)
+
+
 def test_work_directory_that_cannot_be_written(ours: Ctr, state: str, place: Path, shim_config: Path) -> None:
     file = place.parent / "file"
     file.write_text("in the way")

@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kybernate_shim.checkpoint.criu.images import FILES, DumpedMount, entries
 from kybernate_shim.checkpoint.criu.opened import FILES_FILE, REGULAR, REMAP_FILE, REMAPS, remaps, write_entries
-from kybernate_shim.linux.kernel_text import lines_of, text_of
+from kybernate_shim.linux.kernel_text import each_line
 from kybernate_shim.linux.process import title_of
 from kybernate_shim.messages import criu_pb2 as criu
 
@@ -70,13 +71,11 @@ def latest(name: bytes, destination: str) -> bytes:
 def mapped(pids: Sequence[int], destinations: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each process that has a file of such a mount mapped. What has ended has none."""
     for pid in pids if destinations else ():
-        try:
-            lines = lines_of(text_of(f"/proc/{pid}/maps"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        names = {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
-        for name in sorted(names):
-            if any(name == place or name.startswith(f"{place}/") for place in destinations):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            lines = (line.split(None, 5) for line in each_line(f"/proc/{pid}/maps"))
+            names = (fields[5].removesuffix(" (deleted)") for fields in lines if len(fields) == 6)
+            found = {name for name in names if any(f"{name}/".startswith(f"{place}/") for place in destinations)}
+            for name in sorted(found):
                 yield (
                     f"{title_of(pid)} has {name!a} mapped, whose content is another one in every pod; a program that"
                     " reads it instead can be restored"

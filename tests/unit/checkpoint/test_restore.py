@@ -17,6 +17,7 @@ from kybernate_shim.checkpoint import restore
 from kybernate_shim.checkpoint.cleanup import Traces
 from kybernate_shim.checkpoint.compat import read_host
 from kybernate_shim.checkpoint.criu import confined
+from kybernate_shim.checkpoint.criu.config import explain
 from kybernate_shim.checkpoint.criu.confined import Inspection
 from kybernate_shim.checkpoint.image.locate import locate
 from kybernate_shim.checkpoint.image.manifest import File, GpuMemory, Manifest, Program, Source
@@ -243,3 +244,34 @@ def test_restore_ends_at_its_deadline_whatever_it_waits_for(
     assert ended.wait(10)
     for fd in (reading, writing):
         os.close(fd)
+
+
+FAILED = "restore failed: criu failed: Error (criu/cr-restore.c:2331): Restoring FAILED."
+CGROUPD = "Error (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory (whole log: /l)"
+KILLED = "Error (criu/cr-restore.c:1269): 16479 killed by signal 9: Killed"
+
+
+@pytest.mark.parametrize(
+    ("message", "memory"),
+    [
+        (f"{FAILED}; {CGROUPD}", True),
+        (f"{FAILED}; {KILLED}; {CGROUPD}", True),
+        (f"{FAILED}; Error (criu/files-reg.c:1): Can't open; {KILLED}; {CGROUPD}", False),
+        ("restore failed: runc: not found (CRIU left no log at /l)", False),
+    ],
+)
+def test_processes_that_are_killed_in_the_middle_may_lack_memory(message: str, memory: bool) -> None:
+    assert ("where a memory limit does not suffice" in restore._advised(message)) == memory
+
+
+def test_log_of_a_restore_that_lacked_memory_is_understood(tmp_path: Path) -> None:
+    """As CRIU 4.2 has written it, with 100 MiB of memory and a limit of 40."""
+    (tmp_path / "restore.log").write_text(
+        "(00.005247) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
+        "(00.266600) Error (criu/cr-restore.c:1269): 16479 killed by signal 9: Killed\n"
+        "(00.270514) Warn  (criu/cr-restore.c:2318): Unable to wait 16479: No child processes\n"
+        "(00.271827) Error (criu/cr-restore.c:2331): Restoring FAILED.\n"
+        "(00.284855) Error (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory\n"
+    )
+    message = explain("restore of container c failed: criu failed: type RESTORE errno 0", tmp_path / "restore.log")
+    assert "where a memory limit does not suffice" in restore._advised(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import select
 import signal
@@ -10,18 +11,20 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count, repeat
 from pathlib import Path
 
 import pytest
 
 from kybernate_shim.checkpoint import undumpable
 from kybernate_shim.checkpoint.descriptor_kinds import NEVER, problem_of
-from kybernate_shim.checkpoint.undumpable import look, not_dumpable
+from kybernate_shim.checkpoint.undumpable import Looked, look, not_dumpable, require_few_descriptors
 from kybernate_shim.errors import Refused
 from kybernate_shim.linux.descriptors import mount_of, mounts_of
-from kybernate_shim.linux.held_files import HeldFile
+from kybernate_shim.linux.held_files import HeldFile, held_files
 from kybernate_shim.linux.process import state_of, title_of
 
 MINE = [os.getpid()]
@@ -83,8 +86,10 @@ os.execve(fd, ["packed", "1000"], {})
 
 
 def test_message_says_that_nothing_was_changed() -> None:
+    found = Looked()
+    found.add(*(str(number) for number in range(7)))
     with pytest.raises(Refused, match=r"container c cannot be checkpointed: 0; 1; 2; 3; 4; and 2 more\. Nothing"):
-        raise not_dumpable("c", [str(number) for number in range(7)])
+        raise not_dumpable("c", found)
 
 
 def test_processes_that_have_ended_hold_nothing() -> None:
@@ -245,3 +250,69 @@ def test_file_of_a_mount_that_is_not_seen_is_named(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(undumpable, "mounts_of", lambda pid: others)
         found = look(MINE).problems
     assert any(f"has '{tmp_path}/file' open as its descriptor" in text and "on no mount" in text for text in found)
+
+
+def test_what_is_held_a_thousand_times_is_counted_and_not_remembered(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    held = [os.open(tmp_path / "fifo", os.O_PATH) for _ in range(500)]
+    try:
+        found = look(MINE)
+    finally:
+        for fd in held:
+            os.close(fd)
+    assert (len(found.problems), found.more) == (undumpable.SHOWN, 500 - undumpable.SHOWN)
+    assert "the FIFO by O_PATH" in found.problems[-1]
+    assert str(not_dumpable("c", found)).endswith("; and 495 more. Nothing was changed")
+
+
+def test_more_descriptors_than_are_looked_at_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undumpable, "MOST_DESCRIPTORS", 100)
+    text = "import os, time; held = [os.dup(0) for _ in range(90)]; print(flush=True); time.sleep(1000)"
+    with program(text) as one, program(text) as other:
+        require_few_descriptors("c", [one])
+        with pytest.raises(Refused, match=r"its processes have more than 100 descriptors open, .* alone 9"):
+            require_few_descriptors("c", [one, other])
+
+
+def test_more_watched_files_than_criu_is_told_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undumpable, "_watches", lambda held: zip(repeat(1), count()))
+    monkeypatch.setattr(undumpable, "WATCHERS", {"pipe": "inotify"})
+    monkeypatch.setattr(undumpable, "held_files", lambda pids: iter([HeldFile(os.getpid(), "one", "/proc", "pipe")]))
+    (said,) = look(MINE).problems
+    assert f"watch more than {undumpable.MOST_WATCHED} files of the root filesystem by inotify" in said
+
+
+def test_mapped_files_are_looked_at_one_at_a_time(tmp_path: Path) -> None:
+    """A process may have a million of them, each with a path of 4 KiB."""
+    (place := tmp_path / ("x" * 250) / ("x" * 250)).mkdir(parents=True)
+    (place / "file").write_bytes(bytes(4096))
+    with (place / "file").open("r+b") as file:
+        kept = [mmap.mmap(file.fileno(), 4096) for _ in range(2000)]
+    (place / "file").unlink()
+    tracemalloc.start()
+    try:
+        assert sum(one.what == "mapped file" for one in held_files(MINE, mapped=True)) >= len(kept)
+        assert tracemalloc.get_traced_memory()[1] < 200 << 10
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("closed", "problems"), [(0, 1), (7, 1), (8, 0)])
+def test_process_that_can_open_nothing_more_is_named(closed: int, problems: int) -> None:
+    """A descriptor that a lower limit has left above itself takes no place."""
+    text = f"""
+import os, resource, time
+os.dup2(0, 900)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+try:
+    while True: last = os.dup(0)
+except OSError: pass
+for number in range({closed}): os.close(last - number)
+print(flush=True)
+time.sleep(1000)
+"""
+    with program(text) as pid:
+        found = look([pid]).problems
+    assert len(found) == problems
+    if found:
+        assert f"has {closed} descriptors left of its 100 (RLIMIT_NOFILE), and CRIU needs 8 there" in found[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from kybernate_shim.linux import process
 from kybernate_shim.linux.mount import syscalls
 from kybernate_shim.linux.process import (
     has_ended,
@@ -142,3 +144,13 @@ def test_process_is_the_nodes_own_by_its_user_and_namespaces(wrapper: list[str],
         assert is_nodes_own(int(children[0]) if children else process.pid) == own
         process.communicate()
     assert not is_nodes_own(process.pid)
+
+
+def test_search_for_holders_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be millions of descriptors on a node, and thousands of processes that hold the same."""
+    with (tmp_path / "file").open("w"):
+        monkeypatch.setattr(process, "_all", lambda: [os.getpid()] * 1000)
+        assert len(holders(tmp_path)) == process.MOST_NAMED
+        clock = iter([0.0, *[0.1] * 3, *[10.0] * 2000])
+        monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+        assert holders(tmp_path) == []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -346,3 +347,71 @@ def test_expired_certificate_does_not_get_through(place: Path) -> None:
                 await served.ask(grpc.ssl_channel_credentials(ca.certificate, key, certificate), seconds=3)
 
     asyncio.run(main())
+
+
+def test_handshake_that_dribbles_ends(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes soon after the one before, and the last one never."""
+    monkeypatch.setattr(entry_points, "HANDSHAKE_SECONDS", 0.3)
+    ca = Authority()
+
+    async def main() -> None:
+        async with secured(place, ca, operators=("*",)) as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
+            writer.write(b"\x16\x03\x01\x40\x00\x01\x00")  # the begin of a hello of 16 KiB
+            ended = asyncio.ensure_future(reader.read())
+            while not ended.done():
+                writer.write(b"\0")
+                await asyncio.wait({ended}, timeout=0.01)
+            with suppress(ConnectionError):
+                assert ended.result() == b""
+            writer.close()
+            assert await served.ask(ca.client("a")) == "a (operator)"
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_idle_connections_of_a_certificate_keep_no_other_out(place: Path) -> None:
+    ca, most = Authority(), Settings().connections
+    ca.write(place, "idle")
+    context = ssl.create_default_context(cafile=str(place / "client_ca"))
+    context.check_hostname = False
+    context.load_cert_chain(place / "certificate", place / "key")
+
+    async def main() -> None:
+        async with secured(place, ca, operators=("*",)) as served:
+            port = int(served.address.rpartition(":")[2])
+            idle = [await asyncio.open_connection("127.0.0.1", port, ssl=context) for _ in range(2 * most)]
+            await soon(lambda: sum("connections already" in reason for reason in served.log.reasons()) == most)
+            assert len(served.front.callers._known) <= most + 1
+            assert await served.ask(ca.client("a")) == "a (operator)"
+            for _, writer in idle:
+                writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_renegotiation_is_refused(place: Path) -> None:
+    """Each one would cost the agent much more than its client, on one connection for as long as that likes."""
+    if shutil.which("openssl") is None:
+        pytest.skip("renegotiates by the program openssl")
+    ca = Authority()
+
+    async def main() -> None:
+        async with secured(place, ca, operators=("*",)) as served:
+            argv = ["openssl", "s_client", "-tls1_2", "-connect", f"127.0.0.1:{served.address.rpartition(':')[2]}"]
+            files = ["-cert", place / "certificate", "-key", place / "key", "-CAfile", place / "client_ca"]
+            client = await asyncio.create_subprocess_exec(
+                *argv, *files, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            assert client.stdin is not None
+            assert client.stdout is not None
+            said = b""
+            while b"Verify return code" not in said:
+                said += (line := await client.stdout.readline())
+                assert line, said
+            client.stdin.write(b"R\n")
+            said = (await client.communicate())[0]
+            assert b"no renegotiation" in said
+            assert await served.ask(ca.client("a")) == "a (operator)"
+
+    asyncio.run(asyncio.wait_for(main(), 30))

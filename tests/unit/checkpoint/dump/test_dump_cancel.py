@@ -189,6 +189,7 @@ def test_dump_of_connections_is_not_waited_for_by_a_kill(target: FakeTarget) -> 
 # What looks at files and processes of the container, which may keep it waiting.
 LOOKS = (
     (sockets, "container_sockets", {}),
+    (undumpable, "require_few_descriptors", {}),
     (undumpable, "look", {}),
     (own_state, "nested_namespaces", {}),
     (bound_sockets, "without_directory", {}),
