@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMPONENT: Final = "kybernate"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # between attempts at an API server that is away
-FORBIDDEN, NOT_FOUND, CONFLICT, TOO_MANY = 403, 404, 409, 429
+FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
 TERMINATED: Final = "is being terminated"
 DOUBLE_SECONDS: Final = 30.0  # within which shim and agent report the same failure
 
@@ -117,7 +117,7 @@ class Speaker:
         except ApiRefused as error:
             if error.status == NOT_FOUND and series.name:  # it has expired
                 self._correlator.gone(series)
-            elif error.status >= 500 or error.status in (401, TOO_MANY):
+            elif error.temporary:
                 raise ApiUnreachable(str(error)) from error
             else:
                 self._refuse(series, error)
