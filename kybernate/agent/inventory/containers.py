@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ LINGER_SECONDS = 5.0  # so long containerd may list a task whose end it has anno
 RESYNC_SECONDS = 900.0  # for what no event has reported, as of daemons of older releases
 SETTLED_SECONDS = 10.0  # after containerd has started: what it still found out about shims is examined again
 STEP_SECONDS = 1.0  # how often it is seen what is due
+REMEMBERED = 1024  # images of which there is an event
 
 
 class ContainerSource(EventSource, Protocol):
@@ -141,7 +143,9 @@ class Containers:
         self._looks: dict[Key, asyncio.Task[None]] = {}
         self._quick, self._silent = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_SILENT)
         self._connected = False
+        self._followed_since_ns = 0  # since 1970; 0 while events are missed
         self._resync = now() + RESYNC_SECONDS
+        self._written: OrderedDict[tuple[str, str, str], None] = OrderedDict()  # namespace, container, image
 
     async def run(self) -> None:
         """Follow containerd until this is cancelled."""
@@ -183,6 +187,17 @@ class Containers:
         """Return the containers without a seat that a use of their GPUs is to wake."""
         found = [(key, kept.known) for key, kept in self._kept.items()]
         return [key for key, one in found if one is not None and one.wakes_on_use and not one.claim]
+
+    def has_followed(self, since_ns: int) -> bool:
+        """Return whether no event was missed since then, in ns since 1970."""
+        return 0 < self._followed_since_ns <= since_ns
+
+    def record_image(self, namespace: str, id: str, image: str, **figures: str) -> None:
+        """Record that a container's image was written, unless its shim's word has come; that is passed over then."""
+        container = self.record(namespace, id)
+        happened = operation_ended(container.title if container is not None else id, "checkpoint", "done", image)
+        if happened is not None and self._is_first(namespace, id, image):
+            self._record(namespace, id, happened, image=image, **figures)
 
     async def looked_at(self, namespace: str, id: str) -> None:
         """Look at a container, and return when that has been done."""
@@ -228,12 +243,13 @@ class Containers:
                 if self.ready.is_set() and not self._connected:
                     self._note("containerd.found", "info", "containerd answers again")
                 self._connected = True
+                self._followed_since_ns = time.time_ns()
                 self._resync = self._now() + SETTLED_SECONDS
                 await self._look_at_all()
             case Lost(reason):
                 if self._connected:
                     self._note("containerd.lost", "warning", f"containerd is away; containers keep running: {reason}")
-                self._connected = False
+                self._connected, self._followed_since_ns = False, 0
             case Notice():
                 self._take_notice(notice)
 
@@ -247,6 +263,7 @@ class Containers:
             self._record_end(kept, notice, title)
         labels = notice.labels
         if notice.topic == STARTED:
+            self._written.pop((*key, labels.get("image", "")), None)  # it is removed and written once more
             happened = operation_started(title, labels.get("verb", ""), labels.get("image", ""))
             if happened is not None:
                 self._record(notice.namespace, notice.id, happened, image=labels.get("image", ""))
@@ -263,9 +280,21 @@ class Containers:
             if kept.gpu_noted == STATES[verb]:
                 return  # a look was faster
             kept.gpu_noted = STATES[verb]
+        if outcome == "done" and verb == "checkpoint" and not self._is_first(notice.namespace, notice.id, image):
+            return  # the agent's operation was faster
         if happened is not None:
             figures = {name: notice.labels[name] for name in FIGURES if name in notice.labels}
             self._record(notice.namespace, notice.id, happened, image=image, **figures)
+
+    def _is_first(self, namespace: str, id: str, image: str) -> bool:
+        """Return whether there is no event of an image yet, and remember that there is one now."""
+        key = namespace, id, image
+        if not image or key in self._written:
+            return not image
+        self._written[key] = None
+        if len(self._written) > REMEMBERED:
+            self._written.popitem(last=False)
+        return True
 
     async def _look_at_all(self) -> None:
         try:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from kybernate.agent.inventory.missed import Missed
 from kybernate.agent.inventory.node_facts import memory_message
 from kybernate.agent.keeping.keeper import Keeper
 from kybernate.agent.kubernetes.access import AccessUnusable, access_of
@@ -56,7 +57,8 @@ class Operations(Part):
 
     async def start(self) -> None:
         agent, images, boot = self._agent, self._agent.images, boot_id()
-        for hear in (images.registrar.ended, images.parking.ended, images.uses.ended):
+        self._missed = Missed(agent.events.store, agent.known.inventory.containers, agent.log)
+        for hear in (self._missed.ended, images.registrar.ended, images.parking.ended, images.uses.ended):
             self.ended.hear(hear)
         movement = Movement(images.tiers, images.turns, images.replicas, agent.store_settings, images.registrar.look_at)
         node = Node(
@@ -88,6 +90,7 @@ class Operations(Part):
 
     def work(self) -> Iterable[Work]:
         yield self.engine.run()
+        yield self._missed.run()
 
     async def reload(self, before: Settings) -> None:
         self.engine.wake()
@@ -163,6 +166,7 @@ class InCluster(Part):
             settings.node or os.environ.get("NODE_NAME", "") or agent.name,
             agent.operations.engine,
             agent.records.journal,
+            agent.events.store,
             agent.known.inventory.containers,
             agent.events.hub,
             agent.config,
