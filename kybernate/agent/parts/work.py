@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from kybernate.agent.inventory.missed import Missed
 from kybernate.agent.inventory.node_facts import memory_message
 from kybernate.agent.keeping.keeper import Keeper
 from kybernate.agent.kubernetes.access import AccessUnusable, access_of
 from kybernate.agent.kubernetes.cluster import Cluster
 from kybernate.agent.live import limits_of
+from kybernate.agent.missed import Missed
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
 from kybernate.agent.part import Part, Work

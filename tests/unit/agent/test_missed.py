@@ -14,9 +14,9 @@ from kybernate.agent.events.log import EventLog
 from kybernate.agent.events.store import SCHEMA, EventStore
 from kybernate.agent.inventory import containerd_events
 from kybernate.agent.inventory.containers import Containers
-from kybernate.agent.inventory.missed import Missed
 from kybernate.agent.inventory.notices import ENDED, STARTED
 from kybernate.agent.journal import Journal
+from kybernate.agent.missed import Missed
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate_shim.messages import events_pb2
