@@ -123,7 +123,7 @@ class Cluster:
                 after = page[-1].id
         except JournalUnusable as error:
             state = "earlier events do not appear on pods"
-            self._log.warning("kubernetes.events_not_read", error=str(error), state=state)
+            self._log.warning("kubernetes.events_not_loaded", error=str(error), state=state)
         await self._speaker.run()
 
     async def _act(self) -> None:
