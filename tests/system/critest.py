@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import platform
-import re
 import subprocess
 import sys
 import tarfile
@@ -18,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.conformance import specs
 from tests.lab import oci
 from tests.lab.images import ACCOUNTS, DIRECTORIES, PATH
 from tests.system import critest_table
@@ -69,7 +69,8 @@ def outcomes(handler: str, reports: Path, only: Sequence[str] = ()) -> dict[str,
     reports.mkdir(parents=True, exist_ok=True)
     report = reports.resolve() / "junit.xml"
     argv = ["critest", "-runtime-handler", handler, "-registry-prefix", oci.REGISTRY, "-ginkgo.no-color"]
-    argv += [f"-ginkgo.focus={re.escape(spec)}" for spec in only]
+    argv += [f"-ginkgo.focus={one}" for one in specs.exactly(only)]
+    report.unlink(missing_ok=True)  # of an earlier run
     begin = time.monotonic()
     with (reports / "critest.log").open("w") as log:
         subprocess.run([*argv, f"-ginkgo.skip={LEFT_OUT}", f"-ginkgo.junit-report={report}"], stdout=log, stderr=log,
