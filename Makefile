@@ -68,7 +68,7 @@ test-cluster:
 test-browser: venv
 	$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
-# Some minutes for each handler, of which most are waits. The logs are in build/critest.
+# Some minutes for each handler, of which most are waits. The logs and the tables are in build/critest.
 critest:
 	tests/lab/run next -- /opt/kybernate/bin/python -m tests.system.critest $(HANDLERS)
 

@@ -33,6 +33,20 @@ def operations(node: Node, namespace: str) -> list[str]:
     return [str(one["state"]) for one in found if f"annotation of pod {namespace}/" in str(one)]
 
 
+def wait_for_images(kubectl: Kubectl, number: int) -> list[str]:
+    """Return what the pod's events say of images that were written, the oldest first, once there are so many."""
+    found: list[str] = []
+
+    def there() -> bool:
+        events = events_of(kubectl, "counter")
+        found[:] = [one.message for one in events if one.reason == "Checkpointed"]
+        assert len(found) == number, f"not {number} images in {events}"
+        return True
+
+    eventually(there, seconds=60)
+    return found
+
+
 def test_user_asks_by_an_annotation_once_and_restores_it(kubectl: Kubectl, user: Kubectl, node: Node) -> None:
     user.apply(pod("counter", *COUNTER, handler="kybernate"))
     assert eventually(lambda: last(user, "counter") > 3)
@@ -68,9 +82,25 @@ def test_restart_of_the_agent_forgets_nothing(kubectl: Kubectl, node: Node) -> N
     kubectl("annotate", "pod", "counter", f"{CHECKPOINT}=away", "--overwrite")
     node.agent.start()
     node.agent.wait_ready()
-    assert eventually(lambda: any("image away" in one.message for one in events_of(kubectl, "counter")
-                                  if one.reason == "Checkpointed"), seconds=60)  # fmt: skip
+    assert "image away" in wait_for_images(kubectl, 2)[1]
     assert len(operations(node, kubectl.namespace)) == 2
+
+
+def test_image_that_is_written_while_the_agent_is_away_is_one_event_of_the_pod(kubectl: Kubectl, node: Node) -> None:
+    kubectl.apply(pod("counter", *COUNTER, handler="kybernate"))
+    assert eventually(lambda: last(kubectl, "counter") > 1)
+    for number, name in enumerate(("first", "second"), start=1):
+        image = node.path(f"/var/lib/kybernate/checkpoints/{kubectl.namespace}/{name}")
+        kubectl("annotate", "pod", "counter", f"{CHECKPOINT}={name}", "--overwrite")
+        eventually(image.exists, pause=0.005)
+        node.agent.kill()  # the shim writes the image
+        eventually((image / "kybernate-manifest.json").exists)
+        node.agent.start()
+        node.agent.wait_ready()
+        assert f"Wrote image {name}" in wait_for_images(kubectl, number)[-1]
+    node.agent.restart()
+    kubectl("annotate", "pod", "counter", f"{CHECKPOINT}=last", "--overwrite")
+    assert "Wrote image last" in wait_for_images(kubectl, 3)[2]
 
 
 def test_container_of_several_is_named(kubectl: Kubectl, node: Node) -> None:

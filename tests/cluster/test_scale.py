@@ -9,12 +9,12 @@ import os
 
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.leftovers import assert_nothing_left, snapshot
-from tests.cluster.pods import deployment, pod
+from tests.cluster.pods import FOREVER, container, deployment, pod
 from tests.lab.cluster.cluster import Cluster
 from tests.system.ctr import eventually
 
 FULL = os.environ.get("KYBERNATE_SCALE") == "full"
-AT_ONCE, MANY, TIMES = (60, 30, 5) if FULL else (20, 10, 2)
+AT_ONCE, MANY, TIMES, CONTAINERS = (60, 30, 5, 20) if FULL else (20, 10, 2, 6)
 QUICK = {"terminationGracePeriodSeconds": 1}
 
 
@@ -47,4 +47,16 @@ def test_many_pods_at_once(kubectl: Kubectl, handler: str, cluster: Cluster) -> 
     kubectl.wait("jsonpath={.status.phase}=Succeeded", *(f"pod/{name}" for name in ending), seconds=300)
     assert {kubectl.logs(name) for name in ending[::5]} == {"said\n"}
     kubectl.delete("pods", "--all")
+    assert_nothing_left(node, before)
+
+
+def test_pod_of_many_containers_leaves_nothing(kubectl: Kubectl, handler: str, cluster: Cluster) -> None:
+    (node, *_) = cluster.nodes
+    before = snapshot(node)
+    names = [f"c{number}" for number in range(CONTAINERS)]
+    inside = [container(name, "sh", "-c", f"echo {name}; {FOREVER[-1]}") for name in names]
+    kubectl.apply(pod("many", handler=handler, containers=inside, **QUICK))
+    kubectl.ready("pod/many", seconds=300)
+    assert [kubectl.logs("many", "-c", name) for name in names] == [f"{name}\n" for name in names]
+    kubectl.delete("pod/many")
     assert_nothing_left(node, before)

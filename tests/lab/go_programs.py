@@ -14,11 +14,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,16 +238,24 @@ def _reach(programs: Programs) -> None:
     module = _module(programs)
     with tempfile.TemporaryDirectory() as scratch:
         clean = {**os.environ, "GOFLAGS": "-modcacherw", "GOMODCACHE": scratch, "GOWORK": "off"}
-        try:
-            asked = subprocess.run(
-                [go(), "list", "-m", "-json", "@".join(module)], cwd=scratch, env=clean, timeout=QUIET_SECONDS,
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise GoUnavailable(f"no Go module proxy answers within {QUIET_SECONDS} s") from error
-    if asked.returncode:
-        reason = (asked.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        status, said = _ask([go(), "list", "-m", "-json", "@".join(module)], Path(scratch), clean)
+    if status:
+        reason = (said.strip().splitlines() or ["no reason was given"])[-1]
         raise GoUnavailable(f"no Go module proxy serves {module[0]} {module[1]}: {reason}")
+
+
+def _ask(argv: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a `go` that asks a proxy; return its status and what it says of a failure. Raises GoUnavailable."""
+    with subprocess.Popen(
+        argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    ) as asking:  # fmt: skip
+        try:
+            _, said = asking.communicate(timeout=QUIET_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(asking.pid, signal.SIGKILL)  # with the git that it may wait for, which has its stderr, too
+            raise GoUnavailable(f"no Go module proxy answers within {QUIET_SECONDS} s") from error
+    return asking.returncode, said
 
 
 def _module(programs: Programs) -> tuple[str, str]:

@@ -73,6 +73,15 @@ class EventStore:
 
         return [_event(row) for row in await self._journal.run(work)]
 
+    async def has(self, is_it: Callable[[api.Event], bool], since_ns: int) -> bool:
+        """Return whether there is such an event, no older than `since_ns` since 1970."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            rows = connection.execute("SELECT id, body FROM events WHERE time_ns >= ?", (since_ns,))
+            return any(is_it(_event(row)) for row in rows)
+
+        return await self._journal.run(work)
+
     async def last(self) -> int:
         """Return the id of the newest event."""
         query = "SELECT seq FROM sqlite_sequence WHERE name = 'events'"

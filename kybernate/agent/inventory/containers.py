@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ RESYNC_SECONDS = 900.0  # for what no event has reported
 SETTLED_SECONDS = 10.0  # after containerd has started: what it still found out about shims is examined again
 MOST_GONE = 1024
 STEP_SECONDS = 1.0  # how often it is seen what is due
+REMEMBERED = 1024  # images of which there is an event
 
 
 class ContainerSource(EventSource, Protocol):
@@ -143,7 +145,9 @@ class Containers:
         self._gone: dict[Key, None] = {}  # the last ones that containerd had not, in order
         self._quick, self._silent = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_SILENT)
         self._connected = False
+        self._followed_since_ns = 0  # since 1970; 0 while events are missed
         self._resync = now() + RESYNC_SECONDS
+        self._written: OrderedDict[tuple[str, str, str], None] = OrderedDict()  # namespace, container, image
 
     async def run(self) -> None:
         """Follow containerd until this is cancelled."""
@@ -189,6 +193,17 @@ class Containers:
     def is_gone(self, namespace: str, id: str) -> bool:
         """Return whether containerd has lately said that there is no such container."""
         return (namespace, id) in self._gone
+
+    def has_followed(self, since_ns: int) -> bool:
+        """Return whether no event was missed since then, in ns since 1970."""
+        return 0 < self._followed_since_ns <= since_ns
+
+    def record_image(self, namespace: str, id: str, image: str, **figures: str) -> None:
+        """Record that a container's image was written, unless its shim's word has come; that is passed over then."""
+        container = self.record(namespace, id)
+        happened = operation_ended(container.title if container is not None else id, "checkpoint", "done", image)
+        if happened is not None and self._is_first(namespace, id, image):
+            self._record(namespace, id, happened, image=image, **figures)
 
     async def looked_at(self, namespace: str, id: str) -> bool:
         """Look at a container, and return whether that could be done: not while containerd is away."""
@@ -236,12 +251,13 @@ class Containers:
                 if self.ready.is_set() and not self._connected:
                     self._note("containerd.found", "info", "containerd answers again")
                 self._connected = True
+                self._followed_since_ns = time.time_ns()
                 self._resync = self._now() + SETTLED_SECONDS
                 await self._look_at_all()
             case Lost(reason):
                 if self._connected:
                     self._note("containerd.lost", "warning", f"containerd is away; containers keep running: {reason}")
-                self._connected = False
+                self._connected, self._followed_since_ns = False, 0
             case Notice():
                 self._take_notice(notice)
 
@@ -255,6 +271,7 @@ class Containers:
             self._record_end(kept, notice, title)
         labels = notice.labels
         if notice.topic == STARTED:
+            self._written.pop((*key, labels.get("image", "")), None)  # it is removed and written once more
             happened = operation_started(title, labels.get("verb", ""), labels.get("image", ""))
             if happened is not None:
                 self._record(notice.namespace, notice.id, happened, image=labels.get("image", ""))
@@ -271,9 +288,21 @@ class Containers:
             if kept.gpu_noted == STATES[verb]:
                 return  # a look was faster
             kept.gpu_noted = STATES[verb]
+        if outcome == "done" and verb == "checkpoint" and not self._is_first(notice.namespace, notice.id, image):
+            return  # the agent's operation was faster
         if happened is not None:
             figures = {name: notice.labels[name] for name in FIGURES if name in notice.labels}
             self._record(notice.namespace, notice.id, happened, image=image, **figures)
+
+    def _is_first(self, namespace: str, id: str, image: str) -> bool:
+        """Return whether there is no event of an image yet, and remember that there is one now."""
+        key = namespace, id, image
+        if not image or key in self._written:
+            return not image
+        self._written[key] = None
+        if len(self._written) > REMEMBERED:
+            self._written.popitem(last=False)
+        return True
 
     async def _look_at_all(self) -> None:
         try:

@@ -24,7 +24,7 @@ GRACE_SECONDS: Final = 30.0  # for the end of one
 MOST_ANSWER: Final = 64 << 20  # bytes of one list
 MOST_LINE: Final = 4 << 20  # bytes of one change; an object has 1.5 MiB at most
 PAGE: Final = 250
-GONE: Final = 410
+UNAUTHORIZED, GONE, TOO_MANY = 401, 410, 429
 PATCH: Final = "application/strategic-merge-patch+json"
 
 Object = dict[str, Any]
@@ -37,11 +37,16 @@ class ApiUnreachable(Failure):
 
 
 class ApiRefused(Failure):
-    """The API server has refused a call. `status` is that of HTTP."""
+    """The API server has refused a call. `status` is that of HTTP, 0 where it gave none."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def temporary(self) -> bool:
+        """Whether the same call may succeed soon: the server is busy or starting, or the token is replaced just now."""
+        return self.status >= 500 or self.status in (0, UNAUTHORIZED, TOO_MANY)
 
 
 class Api:

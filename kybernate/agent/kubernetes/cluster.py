@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from kybernate.agent.journal import JournalUnusable
 from kybernate.agent.kubernetes.access import Access
 from kybernate.agent.kubernetes.acting import Acting
 from kybernate.agent.kubernetes.api import Api
 from kybernate.agent.kubernetes.pods import Pods
 from kybernate.agent.kubernetes.requests import Requests
+from kybernate.agent.kubernetes.series import KEEP_SECONDS
 from kybernate.agent.kubernetes.speaker import Speaker
+from kybernate.agent.kubernetes.spoken import Spoken
 from kybernate.agent.kubernetes.story import Subject, parked
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
 
 if TYPE_CHECKING:
+    from kybernate.agent.events.store import EventStore
     from kybernate.agent.inventory.containers import Containers
     from kybernate.agent.journal import Journal
     from kybernate.agent.operations.engine import Engine
@@ -41,16 +46,20 @@ class Cluster:
         node: str,
         engine: Engine,
         journal: Journal,
+        events: EventStore,
         containers: Containers,
         hub: Hub,
         config: Callable[[], Config],
         settings: Callable[[], Kubernetes],
         log: Log,
     ) -> None:
-        self._containers, self._hub = containers, hub
+        self._events, self._containers, self._hub, self._log = events, containers, hub, log
+        self._spoken = Spoken(journal)
         self._apis = Api(access), Api(access)  # that of the watch lasts, and must not end with a failed call
         self._pods = Pods(self._apis[0], node, log, lambda pod: self._acting.changed(pod), lambda: self._acting.gone())
-        self._speaker = Speaker(self._apis[1], node, self._subject, self._pods.field_of, log)
+        self._speaker = Speaker(
+            self._apis[1], node, self._subject, self._pods.field_of, log, settled=self._spoken.advance
+        )
         self._acting = Acting(
             engine,
             Requests(journal),
@@ -69,7 +78,7 @@ class Cluster:
 
     def parts(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return what has to be done while the agent runs."""
-        return self._speaker.run(), self._pods.run(), self._act()
+        return self._speak(), self._pods.run(), self._act()
 
     def probes(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Return what a pod's object says of its probes, None where the pod is not known."""
@@ -101,6 +110,22 @@ class Cluster:
             self._speaker.offer(one)
         self._follow(self._subjects[key], event)
 
+    async def _speak(self) -> None:
+        """Write events, and those first that happened in the last hour and that the last run has not written."""
+        await self._containers.ready.wait()
+        began = self._events.began
+        try:
+            after = await self._spoken.begin(began)
+            while page := await self._events.between(after, began):
+                for event in page:
+                    if time.time() - event.time.ToNanoseconds() / 1e9 < KEEP_SECONDS:
+                        self.offer(event)
+                after = page[-1].id
+        except JournalUnusable as error:
+            state = "earlier events do not appear on pods"
+            self._log.warning("kubernetes.events_not_loaded", error=str(error), state=state)
+        await self._speaker.run()
+
     async def _act(self) -> None:
         """Look at pods once the node's containers are known: those that run already begin no more."""
         await self._containers.ready.wait()
@@ -117,7 +142,7 @@ class Cluster:
             self._acting.touch(subject.namespace, subject.pod)
         operation: wire.Operation | None = self._hub.get("operation", event.operation) if event.operation else None
         if operation is not None and (what := parked(operation)) is not None and event.type == "operation.succeeded":
-            self._speaker.say(subject, what)
+            self._speaker.say(subject, what, event)
 
     def _subject(self, namespace: str, id: str) -> Subject | None:
         """Return the pod that an event of a container is about; one that is gone is remembered for a while."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kybernate.agent.kubernetes.api import GONE, Api, ApiRefused, ApiUnreachable, Object
 from kybernate.agent.kubernetes.story import Subject
+from kybernate.node.failure import Failure
 from kybernate_shim.oci.annotations import PREFIX
 
 if TYPE_CHECKING:
     from kybernate_shim.logs import Log
 
 PODS: Final = "/api/v1/pods"
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-REFUSED_PAUSE: Final = 300.0
+FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE = 1.0, 60.0, 300.0  # the last one: the longest for want of a right
 PROBED: Final = ("name", "livenessProbe", "readinessProbe", "startupProbe", "restartPolicy")
 KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
 
@@ -99,6 +99,8 @@ class Pods:
     current: dict[tuple[str, str], Pod] = field(default_factory=dict)
     probes: dict[tuple[str, str], Object] = field(default_factory=dict)
     pauses: Callable[[float], Any] = asyncio.sleep
+    _pause: float = 0.0
+    _said: str = ""
 
     def get(self, namespace: str, name: str) -> Pod | None:
         """Return a pod as it is now, as far as known."""
@@ -111,27 +113,29 @@ class Pods:
         return known.get(subject.container, f"spec.containers{{{subject.container}}}")
 
     async def run(self) -> None:
-        """Follow until cancelled. What is refused is tried again later; the log says it once."""
-        pause, said = 0.0, ""
+        """Follow until cancelled. What fails is tried again, soon at first; the log says it once for each outage."""
         while True:
             try:
                 await self._follow()
-                pause, said = 0.0, ""
             except ApiRefused as error:
-                if error.status == GONE:
-                    continue
-                if said != "refused":
-                    self.log.warning(
-                        "kubernetes.pods_refused", error=str(error), state="annotations of pods are not seen",
-                        advice="apply packaging/kubernetes/rbac.yaml",
-                    )  # fmt: skip
-                said = "refused"
-                await self.pauses(REFUSED_PAUSE)
+                if error.status != GONE:
+                    await self._retry_later(error, refused=not error.temporary)
             except ApiUnreachable as error:
-                if not said:
-                    self.log.warning("kubernetes.pods_not_listed", error=str(error), state="annotations of pods wait")
-                pause, said = min(max(FIRST_PAUSE, pause * 2), LONGEST_PAUSE), "unreachable"
-                await self.pauses(pause)
+                await self._retry_later(error, refused=False)
+
+    async def _retry_later(self, error: Failure, *, refused: bool) -> None:
+        """Wait, the longer the more attempts have failed. A right may be missing only until the server has read it."""
+        if refused and self._said != "refused":
+            self.log.warning(
+                "kubernetes.pods_refused", error=str(error), state="annotations of pods are not seen",
+                advice="apply packaging/kubernetes/rbac.yaml",
+            )  # fmt: skip
+        elif not self._said:
+            self.log.warning("kubernetes.pods_not_listed", error=str(error), state="annotations of pods wait")
+        self._said = "refused" if refused else self._said or "unreachable"
+        longest = REFUSED_PAUSE if refused else LONGEST_PAUSE
+        self._pause = min(max(FIRST_PAUSE, self._pause * 2), longest)
+        await self.pauses(self._pause)
 
     async def _follow(self) -> None:
         """List the pods, then take changes until the connection or the revision does not last. Raises as Api does."""
@@ -148,9 +152,11 @@ class Pods:
         while True:
             async with aclosing(self.api.watch(PODS, selector, revision)) as changes:
                 async for kind, document in changes:
+                    self._pause, self._said = 0.0, ""  # not after the list alone: the watch may be what is refused
                     revision = str(_mapping(document.get("metadata")).get("resourceVersion") or revision)
                     if kind != "BOOKMARK":
                         self._take(kind, document)
+            self._pause, self._said = 0.0, ""
 
     def _take(self, kind: str, document: Object) -> None:
         pod = pod_of(document)

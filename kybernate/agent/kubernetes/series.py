@@ -30,6 +30,7 @@ Key = tuple[Subject, str, str]
 class Series:
     """The same event, `count` times between `first` and `last`, in seconds since 1970; `written` are those written.
 
+    `oldest` and `newest` are ids in the log of events: of the first that is not written, and of the last; 0 for none.
     `heard` and `due` are times of the monotonic clock: of its last event, and before which it is not written.
     """
 
@@ -40,6 +41,8 @@ class Series:
     heard: float
     count: int = 1
     written: int = 0
+    oldest: int = 0
+    newest: int = 0
     name: str = ""  # of the object, once there is one
     pause: float = 0.0
     due: float = 0.0
@@ -81,13 +84,14 @@ class Correlator:
     """Takes events, and says which to write. `dropped` counts those that were given up."""
 
     dropped: int = 0
+    _last: int = 0
     _series: OrderedDict[Key, Series] = field(default_factory=OrderedDict)
     _kinds: OrderedDict[tuple[Subject, str], tuple[float, set[str]]] = field(default_factory=OrderedDict)
     _pods: OrderedDict[str, Bucket] = field(default_factory=OrderedDict)
     _node: Bucket = field(default_factory=lambda: Bucket(NODE_BURST, NODE_SECONDS))
 
-    def add(self, subject: Subject, told: Told, now: float, wall: float) -> None:
-        """Take an event. `now` is monotonic, as everywhere here; `wall` is in seconds since 1970."""
+    def add(self, subject: Subject, told: Told, now: float, wall: float, id: int = 0) -> None:
+        """Take an event, `id` of the log. `now` is monotonic, as everywhere here; `wall` is in seconds since 1970."""
         key = self._key(subject, told, now)
         known = self._series.pop(key, None)
         if known is None or (known.written == known.count and now - known.heard > KEEP_SECONDS):
@@ -96,10 +100,21 @@ class Correlator:
             known.count, known.last, known.heard, known.told = known.count + 1, wall, now, told
         if key[2].startswith(COMBINED):
             known.told = Told(told.reason, COMBINED + told.message, told.warning)
+        known.oldest, known.newest = known.oldest or id, max(known.newest, id)
+        self.pass_over(id)
         self._series[key] = known
         if len(self._series) > MOST_SERIES:
             _, oldest = self._series.popitem(last=False)
             self.dropped += oldest.count - oldest.written
+
+    def pass_over(self, id: int) -> None:
+        """Note an event of which nothing is written."""
+        self._last = max(self._last, id)
+
+    def settled(self) -> int:
+        """Return the id of the last event before which none waits to be written."""
+        waiting = [one.oldest for one in self._series.values() if one.count > one.written and one.oldest]
+        return min(waiting) - 1 if waiting else self._last
 
     def next(self, now: float) -> tuple[Series | None, float | None]:
         """Return what to write now, else in how many seconds there may be something; None: after the next event."""
@@ -115,12 +130,12 @@ class Correlator:
         when, number = min(times)
         return (waiting[number][1], None) if when <= now else (None, when - now)
 
-    def written(self, series: Series, count: int, now: float) -> None:
-        """Note that `count` of the series are in the API, under its name."""
+    def written(self, series: Series, count: int, now: float, newest: int = 0) -> None:
+        """Note that `count` of the series are in the API, under its name; the last one was `newest`."""
         self._node.take(now)
         if not series.written:
             self._pod(series.subject.uid).take(now)
-        series.written = count
+        series.written, series.oldest = count, newest + 1 if series.newest > newest else 0
         series.pause = min(max(FIRST_PAUSE, series.pause * 2), LONGEST_PAUSE)
         series.due = now + series.pause
 

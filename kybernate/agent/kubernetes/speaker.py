@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from kybernate.agent.journal import JournalUnusable
 from kybernate.agent.kubernetes.api import ApiRefused, ApiUnreachable, Object
 from kybernate.agent.kubernetes.series import Correlator, Series
 from kybernate.agent.kubernetes.story import Subject, Told, shortened, told
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 COMPONENT: Final = "kybernate"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # between attempts at an API server that is away
-FORBIDDEN, NOT_FOUND, CONFLICT, TOO_MANY = 403, 404, 409, 429
+FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
 TERMINATED: Final = "is being terminated"
 DOUBLE_SECONDS: Final = 30.0  # within which shim and agent report the same failure
 
@@ -32,7 +33,8 @@ class Speaker:
     """Queues and writes the events of pods.
 
     `subject_of` returns the pod that an event of a container (containerd's namespace, id) is about, None where there
-    is none. `field_of` returns where the container is in its pod's spec.
+    is none. `field_of` returns where the container is in its pod's spec. `settled` gets, after each write, the id up to
+    which no event waits.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class Speaker:
         field_of: Callable[[Subject], str],
         log: Log,
         *,
+        settled: Callable[[int], Awaitable[object]],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._node, self._log = api, node, log
         self._subject_of, self._field_of = subject_of, field_of
-        self._now = now
+        self._settled, self._now = settled, now
         self._correlator = Correlator()
         self._news = asyncio.Event()
         self._failures: dict[tuple[Subject, str], tuple[bool, float]] = {}
@@ -56,16 +59,18 @@ class Speaker:
 
     def offer(self, event: wire.Event) -> None:
         """Take an event of the agent's log of events; never blocks."""
+        self._correlator.pass_over(event.id)
         if not event.container or (what := told(event)) is None:
             return
         subject = self._subject_of(event.namespace, event.container)
         if subject is not None and not self._is_double(subject, what, event):
-            self.say(subject, what)
+            self.say(subject, what, event)
 
-    def say(self, subject: Subject, what: Told) -> None:
-        """Take an event; never blocks."""
+    def say(self, subject: Subject, what: Told, event: wire.Event | None = None) -> None:
+        """Take an event, of the log where it has one; never blocks."""
         what = Told(what.reason, shortened(what.message), what.warning)
-        self._correlator.add(subject, what, self._now(), time.time())
+        id, wall = (event.id, event.time.ToNanoseconds() / 1e9) if event is not None and event.id else (0, time.time())
+        self._correlator.add(subject, what, self._now(), wall, id)
         self._news.set()
 
     async def run(self) -> None:
@@ -112,18 +117,22 @@ class Speaker:
 
     async def _write(self, series: Series) -> None:
         """Create the series' object, or bring its count up to date. Raises ApiUnreachable."""
-        count = series.count
+        count, newest = series.count, series.newest
         try:
             await self._put(series)
         except ApiRefused as error:
             if error.status == NOT_FOUND and series.name:  # it has expired
                 self._correlator.gone(series)
-            elif error.status >= 500 or error.status in (401, TOO_MANY):
+            elif error.temporary:
                 raise ApiUnreachable(str(error)) from error
             else:
                 self._refuse(series, error)
             return
-        self._correlator.written(series, count, self._now())
+        self._correlator.written(series, count, self._now(), newest)
+        try:
+            await self._settled(self._correlator.settled())
+        except JournalUnusable as error:
+            self._log.warning("kubernetes.not_noted", error=str(error), state="a restart writes the event once more")
 
     async def _put(self, series: Series) -> None:
         path = f"/api/v1/namespaces/{series.subject.namespace}/events"

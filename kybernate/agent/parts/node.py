@@ -18,6 +18,7 @@ from kybernate.agent.inventory.inventory import Inventory
 from kybernate.agent.journal import Journal
 from kybernate.agent.keeping.uses import SCHEMA as USES
 from kybernate.agent.kubernetes.requests import SCHEMA as REQUESTS
+from kybernate.agent.kubernetes.spoken import SCHEMA as SPOKEN
 from kybernate.agent.lifetime import Watchdog
 from kybernate.agent.live import hooks_of
 from kybernate.agent.operations.store import SCHEMA as OPERATIONS
@@ -46,7 +47,7 @@ class Records(Part):
     async def start(self) -> None:
         """Raises JournalUnusable."""
         path = self._agent.settings().state_directory / "journal.db"
-        self.journal = Journal(path, (*OPERATIONS, *EVENTS, *HOOKS, *USES, *REQUESTS))
+        self.journal = Journal(path, (*OPERATIONS, *EVENTS, *HOOKS, *USES, *REQUESTS, *SPOKEN))
         self.closing.callback(self.journal.close)
 
     def work(self) -> Iterable[Work]:
@@ -56,6 +57,7 @@ class Records(Part):
 class Events(Part):
     """The hub, the log of events, and where events go: webhooks, containerd, and the parts that `hear` them."""
 
+    store: EventStore
     hub: Hub
     log: EventLog
 
@@ -69,13 +71,13 @@ class Events(Part):
         agent = self._agent
         settings, journal = agent.settings(), agent.records.journal
         self.containerd = await self.closing.enter_async_context(AsyncContainerd(str(settings.containerd)))
-        store = EventStore(journal)
-        self.hub = Hub(store)
-        self._webhooks = Webhooks(store, Cursors(journal), agent.name, agent.log)
+        self.store = EventStore(journal)
+        self.hub = Hub(self.store)
+        self._webhooks = Webhooks(self.store, Cursors(journal), agent.name, agent.log)
         self.closing.push_async_callback(self._webhooks.close)
         self._sink = ContainerdSink(self.containerd, agent.log)
         self._sinks += [self.hub.put, self._webhooks.wake, self._sink.offer]
-        self.log = EventLog(store, self._sinks, agent.log)
+        self.log = EventLog(self.store, self._sinks, agent.log)
         self.closing.push_async_callback(self.log.close)
         await self._webhooks.configure(hooks_of(settings.webhooks))
 

@@ -12,6 +12,7 @@ from kybernate.agent.keeping.keeper import Keeper
 from kybernate.agent.kubernetes.access import access_of
 from kybernate.agent.kubernetes.cluster import Cluster
 from kybernate.agent.live import limits_of
+from kybernate.agent.missed import Missed
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.execute import NodeExecutor
 from kybernate.agent.part import Part, Work
@@ -57,7 +58,8 @@ class Operations(Part):
 
     async def start(self) -> None:
         agent, images, boot = self._agent, self._agent.images, boot_id()
-        for hear in (images.registrar.ended, images.parking.ended, images.uses.ended):
+        self._missed = Missed(agent.events.store, agent.known.inventory.containers, agent.log)
+        for hear in (self._missed.ended, images.registrar.ended, images.parking.ended, images.uses.ended):
             self.ended.hear(hear)
         movement = Movement(images.tiers, images.turns, images.replicas, agent.store_settings, images.registrar.look_at)
         node = Node(
@@ -89,6 +91,7 @@ class Operations(Part):
 
     def work(self) -> Iterable[Work]:
         yield self.engine.run()
+        yield self._missed.run()
 
     async def reload(self, before: Settings) -> None:
         self.engine.wake()
@@ -164,6 +167,7 @@ class InCluster(Part):
             settings.node or os.environ.get("NODE_NAME", "") or agent.name,
             agent.operations.engine,
             agent.records.journal,
+            agent.events.store,
             agent.known.inventory.containers,
             agent.events.hub,
             agent.config,

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.agent.kubernetes.access import Access
 from kybernate.agent.kubernetes.api import Api
-from kybernate.agent.kubernetes.pods import Pod, Pods, pod_of
+from kybernate.agent.kubernetes.pods import FIRST_PAUSE, Pod, Pods, pod_of
 from kybernate.agent.kubernetes.story import Subject
 from kybernate.verbs.probes import LIVENESS, STARTUP, ProbeLimit, limit_by_probes
 from tests.fakes.api_server import ApiServer, a_pod, api_server
@@ -33,15 +34,17 @@ class Following:
     def __init__(self, server: ApiServer) -> None:
         self.changed: list[Pod] = []
         self.gone = 0
+        self.paused: list[float] = []
         self.log = structlog.testing.LogCapture()
         log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[self.log])
         self.api = Api(Access(server.url))
-        self.pods = Pods(
-            self.api, "node-1", log, self.changed.append, self._gone, pauses=lambda seconds: asyncio.sleep(0)
-        )
+        self.pods = Pods(self.api, "node-1", log, self.changed.append, self._gone, pauses=self._pauses)
 
     def _gone(self) -> None:
         self.gone += 1
+
+    async def _pauses(self, seconds: float) -> None:
+        self.paused.append(seconds)
 
     @property
     def names(self) -> list[str]:
@@ -149,6 +152,56 @@ def test_missing_right_is_logged_once_and_tried_again() -> None:
         assert [entry["event"] for entry in there.log.entries] == ["kubernetes.pods_refused"]
 
     followed(prepare, work)
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 503])
+def test_server_that_is_busy_is_asked_again_soon(status: int) -> None:
+    """A list that is refused for a moment must not keep annotations waiting as a missing right does."""
+
+    def prepare(server: ApiServer) -> None:
+        two(server)
+        server.refuse_lists = [status, status]
+
+    async def work(server: ApiServer, there: Following) -> None:
+        await until(lambda: there.names == ["a", "b"])
+        assert there.paused == [FIRST_PAUSE, 2 * FIRST_PAUSE]
+        assert [entry["event"] for entry in there.log.entries] == ["kubernetes.pods_not_listed"]
+
+    followed(prepare, work)
+
+
+def test_pause_of_one_outage_does_not_add_to_that_of_the_next() -> None:
+    def prepare(server: ApiServer) -> None:
+        two(server)
+        server.refuse_lists = [503, 403, 503]
+
+    async def work(server: ApiServer, there: Following) -> None:
+        await until(lambda: there.names == ["a", "b"])
+        assert there.paused == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+        server.change("MODIFIED", a_pod("a", "u-1", checkpoint="nightly"))
+        await until(lambda: there.names == ["a", "b", "a"])
+        server.refuse_lists = [503]
+        server.pods = [a_pod("c", "u-3")]
+        server.change("ERROR", {"code": 500, "message": "the watch has ended"})
+        await until(lambda: there.names == ["a", "b", "a", "c"])
+        assert there.paused[3:] == [FIRST_PAUSE, 2 * FIRST_PAUSE]
+        assert [entry["event"] for entry in there.log.entries] == [
+            "kubernetes.pods_not_listed", "kubernetes.pods_refused", "kubernetes.pods_not_listed",
+        ]  # fmt: skip
+
+    followed(prepare, work)
+
+
+def test_watch_that_is_refused_is_not_begun_again_and_again() -> None:
+    async def work(server: ApiServer, there: Following) -> None:
+        for _ in range(3):
+            server.change("ERROR", {"code": 403, "message": "pods is forbidden"})
+            server.end_watch()
+        await until(lambda: len(there.paused) == 3)
+        assert there.paused == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+        assert [entry["event"] for entry in there.log.entries] == ["kubernetes.pods_refused"]
+
+    followed(two, work)
 
 
 def test_place_of_a_container_is_that_of_its_pods_spec() -> None:

@@ -119,3 +119,34 @@ def test_every_event_is_written_or_counted_as_dropped(steps: list[tuple[int, int
         else:
             now += wait
     assert sum(written.values()) + correlator.dropped == len(steps)
+
+
+def test_what_is_settled_is_before_the_first_that_waits() -> None:
+    correlator = Correlator()
+    assert correlator.settled() == 0
+    correlator.add(POD, FAILED, 1.0, 1.0, 3)
+    correlator.add(POD, Told("Restored", "x"), 1.0, 1.0, 4)
+    correlator.add(POD, FAILED, 1.0, 1.0, 5)
+    correlator.pass_over(9)
+    assert correlator.settled() == 2
+    first, _ = correlator.next(1.0)
+    assert first is not None
+    assert first.told.reason == "Restored"
+    correlator.add(POD, first.told, 1.0, 1.0, 10)  # while the first is being written
+    correlator.written(first, 1, 1.0, 4)
+    assert correlator.settled() == 2
+    second, _ = correlator.next(1.0)
+    assert second is not None
+    correlator.written(second, 2, 1.0, 5)
+    assert correlator.settled() == 4  # what came during the write is between 4 and 10
+    drain(correlator, 1e3)
+    assert correlator.settled() == 10
+
+
+def test_what_is_given_up_is_settled() -> None:
+    correlator = Correlator()
+    correlator.add(POD, FAILED, 1.0, 1.0, 3)
+    series, _ = correlator.next(1.0)
+    assert series is not None
+    correlator.drop(series)
+    assert correlator.settled() == 3

@@ -36,11 +36,17 @@ async def until(look: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def speaking(access: Access) -> Any:
+async def speaking(access: Access, settled: list[int] | None = None) -> Any:
     log = structlog.testing.LogCapture()
     api = Api(access)
     subject_of = lambda namespace, id: POD if (namespace, id) == (NAMESPACE, CONTAINER) else None  # noqa: E731
-    found = Speaker(api, "node-1", subject_of, lambda one: f"spec.containers{{{one.container}}}", _log(log))
+    field_of = lambda one: f"spec.containers{{{one.container}}}"  # noqa: E731
+
+    async def note(id: int) -> None:
+        if settled is not None:
+            settled.append(id)
+
+    found = Speaker(api, "node-1", subject_of, field_of, _log(log), settled=note)
     task = asyncio.create_task(found.run())
     try:
         yield found, log
@@ -194,6 +200,22 @@ def test_failure_that_shim_and_agent_report_is_told_once() -> None:
         assert [reason for reason, _, _ in server.story()] == ["CheckpointFailed", "SuspendFailed", "CheckpointFailed"]
 
     with_speaker(work)
+
+
+def test_what_is_settled_is_known_after_each_write() -> None:
+    async def run() -> None:
+        settled: list[int] = []
+        with api_server() as server:
+            async with speaking(Access(server.url), settled) as (found, _):
+                server.refuse = [403, 0]  # the first waits, the second is written
+                for id, type in ((5, "container.suspended"), (6, "container.resumed"), (7, "agent.started")):
+                    one = event(type)
+                    one.id = id
+                    found.offer(one)
+                await until(lambda: len(settled) == 2)
+                assert settled == [4, 7]
+
+    asyncio.run(run())
 
 
 def test_containers_of_no_pod_are_passed_over() -> None:
