@@ -57,10 +57,13 @@ class Resource(services.DevicePluginServicer):
         Raises grpc.aio.AioRpcError where kubelet does not answer, and OSError.
         """
         await self.close()
-        socket = self._directory / f"{SOCKETS}{self.profile.name}.{secrets.token_hex(4)}.sock"
+        socket = self._directory / f"{SOCKETS}{secrets.token_hex(4)}.sock"  # short: a path has 107 bytes
         self._socket, self._server = socket, grpc.aio.server()
         services.add_DevicePluginServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix://{socket}")
+        try:
+            self._server.add_insecure_port(f"unix://{socket}")
+        except RuntimeError as error:  # as of a directory that cannot be written
+            raise OSError(f"{socket} cannot be listened on: {error}") from error
         await self._server.start()
         socket.chmod(0o600)
         async with grpc.aio.insecure_channel(f"unix://{self._directory / KUBELET}") as channel:
