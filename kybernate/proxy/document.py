@@ -9,19 +9,19 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from kybernate.node.failure import Failure
+from kybernate.node.failure import Invalid
 
 Read = TypeVar("Read")
 REQUIRED: Final = object()
 SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
 MOST_NESTED: Final = 32
+ADVICE: Final = "correct the file; `kybernate proxy --check` reads it without starting anything"
 
 
-class ProxySettingsInvalid(Failure):
-    """The proxy's settings cannot be used. Each line of the message begins with FILE:LINE:COLUMN."""
-
-    advice = "correct the file; `kybernate proxy --check` reads it without starting anything"
+def unusable(message: str, *, state: str = "", advice: str = ADVICE) -> Invalid:
+    """Return that the proxy's settings cannot be used. Each line of a document's begins with FILE:LINE:COLUMN."""
+    return Invalid(message, state=state, advice=advice)
 
 
 class Item:
@@ -96,7 +96,7 @@ class Section:
 
 
 def read_document(text: str, name: str, read: Callable[[Item], Read]) -> Read:
-    """Return what `read` makes of a YAML document. Raises ProxySettingsInvalid with all that is wrong in it.
+    """Return what `read` makes of a YAML document. Raises Invalid with all that is wrong in it.
 
     `name` is the file's, for messages, each of which begins with FILE:LINE:COLUMN.
     """
@@ -105,24 +105,22 @@ def read_document(text: str, name: str, read: Callable[[Item], Read]) -> Read:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise ProxySettingsInvalid(f"{name}{place}: {error.problem}") from error
+        raise unusable(f"{name}{place}: {error.problem}") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ProxySettingsInvalid(f"{name}: is no YAML: {error}") from error
+        raise unusable(f"{name}: is no YAML: {error}") from error
     problems: list[tuple[int, int, str]] = []
     found = read(Item(node or yaml.MappingNode("tag:yaml.org,2002:map", [], *(_start(name),) * 2), "", problems))
     if problems:
-        raise ProxySettingsInvalid(
-            "\n".join(f"{name}:{line}:{column}: {text}" for line, column, text in sorted(problems))
-        )
+        raise unusable("\n".join(f"{name}:{line}:{column}: {text}" for line, column, text in sorted(problems)))
     return found
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file of the operator's. Raises ProxySettingsInvalid."""
+    """Return the text of a file of the operator's. Raises Invalid."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ProxySettingsInvalid(f"{path} cannot be read: {error}") from error
+        raise unusable(f"{path} cannot be read: {error}") from error
 
 
 def _start(name: str) -> yaml.Mark:

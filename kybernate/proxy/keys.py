@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from kybernate.proxy.document import ProxySettingsInvalid, read_text
+from kybernate.proxy.document import read_text, unusable
 
 HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "api-key"})
@@ -23,7 +23,7 @@ MOST_CALLERS: Final = 1 << 16
 def read_keys(path: Path) -> dict[str, str]:
     """Return the names of keys by their hashes: lines of `NAME HASH`, with comments after `#`.
 
-    Raises ProxySettingsInvalid.
+    Raises Invalid.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(read_text(path).split("\n"), 1):
@@ -31,7 +31,7 @@ def read_keys(path: Path) -> dict[str, str]:
         if not words:
             continue
         if len(words) != 2 or not HASH.fullmatch(words[1]):
-            raise ProxySettingsInvalid(f"{path}:{number}:1: must be NAME and the SHA-256 of a key in hexadecimal")
+            raise unusable(f"{path}:{number}:1: must be NAME and the SHA-256 of a key in hexadecimal")
         found[words[1].lower()] = words[0]
     return found
 

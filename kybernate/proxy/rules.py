@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Final
 
 from kybernate.proxy.callers import Callers
-from kybernate.proxy.document import ProxySettingsInvalid, read_text
+from kybernate.proxy.document import read_text, unusable
 from kybernate.proxy.keys import read_keys
 from kybernate.proxy.routing import Router
 from kybernate.proxy.settings import Settings
@@ -27,18 +27,18 @@ class Rules:
         self._take(settings)
 
     def require_changeable(self, settings: Settings) -> None:
-        """Raises ProxySettingsInvalid where settings differ in more than may change."""
+        """Raises Invalid where settings differ in more than may change."""
         before = self.settings
         names = [one.name for one in fields(Settings) if one.name not in CHANGEABLE]
         if fixed := [name for name in names if getattr(before, name) != getattr(settings, name)]:
-            raise ProxySettingsInvalid(
+            raise unusable(
                 f"{', '.join(fixed)} cannot change while the proxy runs",
                 state="the proxy keeps the settings that it has",
                 advice="restart it; with HAProxy, streams of awake models continue",
             )
 
     def change(self, settings: Settings) -> None:
-        """Decide by others from now on. Raises ProxySettingsInvalid; then nothing has changed."""
+        """Decide by others from now on. Raises Invalid; then nothing has changed."""
         self.require_changeable(settings)
         self._take(settings)
 

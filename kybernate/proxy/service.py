@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from aiohttp import ClientSession, web
 
 from kybernate.proxy.activity import Activity
-from kybernate.proxy.document import ProxySettingsInvalid
+from kybernate.proxy.document import unusable
 from kybernate.proxy.embedded.connection import Connections
 from kybernate.proxy.embedded.handler import Handler
 from kybernate.proxy.embedded.tcp import TcpPort
@@ -78,7 +78,7 @@ class Service:
     async def change(self, settings: Settings) -> None:
         """Decide requests by other settings from now on; those that are answered or wait stay as they are.
 
-        Raises ProxySettingsInvalid and HaproxyUnusable; then nothing has changed.
+        Raises Invalid and HaproxyUnusable; then nothing has changed.
         """
         before = self.rules.settings
         self.rules.change(settings)
@@ -121,7 +121,7 @@ async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sha
 
     `sharing` is who divides the concurrency of models among proxies, and this one's name there.
 
-    Raises ProxySettingsInvalid where a file of keys or an address cannot be used, and HaproxyUnusable.
+    Raises Invalid where a file of keys or an address cannot be used, and HaproxyUnusable.
     """
     plane = HaproxyPlane(settings, log) if settings.plane == "haproxy" else None
     metrics = Metrics(one.name for one in settings.models)
@@ -173,7 +173,7 @@ async def _listen(service: Service, settings: Settings, log: Log) -> None:
         if settings.admin is not None:
             service.admin_port = await _administer(service, settings.admin)
     except OSError as error:
-        raise ProxySettingsInvalid(f"an address cannot be listened on: {error}") from error
+        raise unusable(f"an address cannot be listened on: {error}") from error
 
 
 def _model_of(settings: Settings, name: str) -> Model:
@@ -182,7 +182,7 @@ def _model_of(settings: Settings, name: str) -> Model:
     wanted = selectors[name].of[0] if name in selectors else name
     found = next((one for one in settings.models if wanted in (one.name, *one.aliases)), None)
     if found is None:
-        raise ProxySettingsInvalid(f"tcp: to: {name} is no model of this proxy")
+        raise unusable(f"tcp: to: {name} is no model of this proxy")
     return found
 
 

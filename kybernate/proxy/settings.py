@@ -181,7 +181,7 @@ class Settings:
 
 
 def load(path: Path) -> Settings:
-    """Return the settings of a file. Raises ProxySettingsInvalid with the place of each mistake."""
+    """Return the settings of a file. Raises Invalid with the place of each mistake."""
     return parse(doc.read_text(path), str(path))
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from kybernate.node.failure import Invalid
 from kybernate.proxy import document as doc
-from kybernate.proxy.document import Item, ProxySettingsInvalid, Section
+from kybernate.proxy.document import Item, Section
 from kybernate.proxy.settings import Filters, Peer, Selector, read_filters, read_peers, read_selectors
 from kybernate.seats.matrix import Matrix, MatrixInvalid, read_matrix
 from kybernate.seats.windows import DAY_MINUTES, DAYS, Window
@@ -122,7 +122,7 @@ def load(path: Path, environment: Mapping[str, str]) -> ModelsFile:
     """Return what a file says. Raises Invalid."""
     try:
         return parse(doc.read_text(path), str(path), environment)
-    except ProxySettingsInvalid as failure:
+    except Invalid as failure:
         raise _invalid(failure) from failure
 
 
@@ -131,11 +131,11 @@ def parse(text: str, name: str, environment: Mapping[str, str]) -> ModelsFile:
     values = dict(environment)
     try:
         return doc.read_document(text, name, lambda item: _file(item, Path(name).parent, values))
-    except ProxySettingsInvalid as failure:
+    except Invalid as failure:
         raise _invalid(failure) from failure
 
 
-def _invalid(failure: ProxySettingsInvalid) -> Invalid:
+def _invalid(failure: Invalid) -> Invalid:
     return Invalid(
         str(failure),
         state="nothing was changed",

@@ -16,7 +16,7 @@ import grpc.aio
 from kybernate.messages import ext_proc_pb2 as wire
 from kybernate.messages import ext_proc_pb2_grpc as service
 from kybernate.proxy.api_errors import Refusal
-from kybernate.proxy.document import ProxySettingsInvalid
+from kybernate.proxy.document import unusable
 from kybernate.proxy.engine import Admission, Engine, Refused
 from kybernate.proxy.ext_proc import answers
 from kybernate.proxy.ext_proc.conversation import Conversation
@@ -56,11 +56,11 @@ class ExtProcPort(service.ExternalProcessorServicer):
         service.add_ExternalProcessorServicer_to_server(self, self._server)
 
     async def start(self, address: str) -> int:
-        """Listen at HOST:PORT or unix:PATH, and return the port. Raises ProxySettingsInvalid."""
+        """Listen at HOST:PORT or unix:PATH, and return the port. Raises Invalid."""
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise ProxySettingsInvalid(f"ext_proc: {address} cannot be listened on: {error}") from error
+            raise unusable(f"ext_proc: {address} cannot be listened on: {error}") from error
         await self._server.start()
         return port
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.proxy.document import ProxySettingsInvalid
+from kybernate.node.failure import Invalid
 from kybernate.proxy.haproxy.child import HaproxyUnusable
 from kybernate.proxy.holding import Phase
 from kybernate.proxy.settings import Route
@@ -62,7 +62,7 @@ async def test_key_that_was_taken_out_of_its_file_is_none(standing_proxy: Standi
         await stand.service.change(stand.service.rules.settings)
         assert await allowed() == [200, 401, 200]
         file.write_text("no key at all")
-        with pytest.raises(ProxySettingsInvalid, match="SHA-256"):
+        with pytest.raises(Invalid, match="SHA-256"):
             await stand.service.change(stand.service.rules.settings)
         assert await allowed() == [200, 401, 200]
 
@@ -72,7 +72,7 @@ async def test_what_cannot_change_is_named_and_nothing_changes(standing_proxy: S
         settings = stand.service.rules.settings
         (model,) = settings.models
         changed = replace(settings, models=(replace(model, idle=1.0),), routes=(Route(to="qwen"),))
-        with pytest.raises(ProxySettingsInvalid, match="models cannot change"):
+        with pytest.raises(Invalid, match="models cannot change"):
             await stand.service.change(changed)
         assert await status_of(stand, "/other") == 404
 

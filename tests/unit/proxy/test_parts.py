@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from kybernate.proxy.document import ProxySettingsInvalid
+from kybernate.node.failure import Invalid
 from kybernate.proxy.embedded import headers
 from kybernate.proxy.filters import filtered
 from kybernate.proxy.keys import Quota, key_in, owner_of, read_keys
@@ -57,7 +57,7 @@ def test_key_is_known_by_its_hash(tmp_path: Path) -> None:
     assert owner_of(key_in({"authorization": "Basic sk-a"}), keys) is None
     assert owner_of("", keys) is None
     path.write_text("alice sk-a\n")
-    with pytest.raises(ProxySettingsInvalid, match=r"keys:1:1: must be NAME"):
+    with pytest.raises(Invalid, match=r"keys:1:1: must be NAME"):
         read_keys(path)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.proxy.document import ProxySettingsInvalid
+from kybernate.node.failure import Invalid
 from kybernate.proxy.settings import Queue, parse
 
 WHOLE = """
@@ -72,14 +72,14 @@ MISTAKES = {
 
 @pytest.mark.parametrize("text", MISTAKES)
 def test_mistake_is_reported_with_its_place(text: str) -> None:
-    with pytest.raises(ProxySettingsInvalid) as caught:
+    with pytest.raises(Invalid) as caught:
         parse(text, "proxy.yaml")
     assert MISTAKES[text] in str(caught.value)
     assert all(line.startswith("proxy.yaml:") for line in str(caught.value).split("\n"))
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    with pytest.raises(ProxySettingsInvalid) as caught:
+    with pytest.raises(Invalid) as caught:
         parse("listen: x\nplane: y\nnonsense: z")
     assert [line.split(":")[1] for line in str(caught.value).split("\n")] == ["1", "2", "3"]
 
@@ -88,7 +88,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
 def test_any_text_is_settings_or_a_mistake(text: str) -> None:
     try:
         parse(text)
-    except ProxySettingsInvalid:
+    except Invalid:
         pass
 
 
@@ -109,5 +109,5 @@ def test_any_structure_is_settings_or_a_mistake(value: object) -> None:
 
     try:
         parse(json.dumps(value))
-    except ProxySettingsInvalid:
+    except Invalid:
         pass
