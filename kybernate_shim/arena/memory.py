@@ -89,10 +89,10 @@ class Memory:
         """
         if self.size and not (grow and banks.missing(self.banks, self._sizes)):
             return
-        if fault := banks.fault_of(self._sizes, numa.memory_of_nodes()):
-            raise OSError(fault)
         try:
-            make_directory(self._folder)
+            make_directory(self._folder)  # also where there is no memory: processes have their locks there
+            if fault := banks.fault_of(self._sizes, numa.memory_of_nodes()):
+                raise OSError(fault)
             if not self._folder.is_mount():
                 tmpfs.mount_folder(self._folder)
             with self._gate():
