@@ -507,7 +507,7 @@ for n in range(40):
         may=True,
     ),
     Row(
-        "a filter that kills whoever makes a call",
+        "a filter that kills the process that makes a call",
         """
 def filtered(ready):
     ready(); time.sleep(0.1)
