@@ -41,7 +41,7 @@ def wakes_on_use(bench: Bench) -> None:
 
 
 def vram_is_limited(bench: Bench) -> None:
-    """What exceeds the declared VRAM fails as on a full GPU, and the program continues to compute, also after a wake."""
+    """What exceeds the declared VRAM fails as on a full GPU; the program continues to compute, also after a wake."""
     name = "vram-is-limited"
     with _asked(bench, name, [*_limited(bench), "--env", f"{BEYOND}={MORE_MIB + 512}"]) as (one, ask):
         for verb in ("suspend", "resume"):
