@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hostile.tenant import Tenant
+from tests.hostile.tenant import SECRET, Tenant
 from tests.system.conftest import (  # noqa: F401  # pytest finds fixtures by their names here
     _nothing_left_over,
     ctr,
@@ -49,3 +49,12 @@ def no_helper() -> Iterator[None]:
             process.wait(10)
     for path in Path("/run/kybernate").glob("cuda.*"):
         path.unlink()
+
+
+@pytest.fixture
+def node_key(tmp_path: Path) -> Path:
+    """A directory of the node's with a file that root alone can read."""
+    directory = tmp_path / "keys"
+    directory.mkdir(mode=0o700)
+    (directory / "key").write_bytes(SECRET)
+    return directory

@@ -16,6 +16,7 @@ from kybernate.messages import cri_config_pb2 as config
 from tests.system.cri import Cri, Pod
 
 KUBELET = Path("/var/lib/kubelet/pods")
+SECRET = b"a key of the node's own"  # which no tenant may read
 
 
 @dataclass

@@ -15,13 +15,12 @@ from typing import Any, Literal
 import pytest
 
 from kybernate_shim.checkpoint.image.verification import verify
-from tests.hostile.tenant import Tenant
+from tests.hostile.tenant import SECRET, Tenant
 from tests.system.checkpoints import PYTHON, assert_no_image
 from tests.system.cri import Pod
 from tests.system.ctr import eventually, finished
 from tests.system.tenants import pods_place
 
-SECRET = b"a key of the node's own"
 DEADLINE = 60  # seconds of a checkpoint
 FROM = "kybernate.io/restore-from"
 # Makes files, gives away the directory that has them, and counts.
@@ -116,15 +115,6 @@ open("leased", "w").write("x"); kept = os.open("leased", os.O_RDONLY); fcntl.fcn
     exchange("directory", "other directory")
     """, "os.makedirs('other directory/inner/most'); open('other directory/key', 'w').write('innocent')"),
 )  # fmt: skip
-
-
-@pytest.fixture
-def node_key(tmp_path: Path) -> Path:
-    """A directory of the node's with a file that root alone can read."""
-    directory = tmp_path / "keys"
-    directory.mkdir(mode=0o700)
-    (directory / "key").write_bytes(SECRET)
-    return directory
 
 
 @dataclass

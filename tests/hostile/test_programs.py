@@ -68,6 +68,16 @@ while True:
 """
 
 
+USERFAULTFD = """
+fd = libc.syscall(323, os.O_CLOEXEC | 1)
+assert fd >= 0, ctypes.get_errno()
+fcntl.ioctl(fd, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))
+memory = mmap.mmap(-1, 1 << 20)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+fcntl.ioctl(fd, 0xC020AA00, bytearray(struct.pack("QQQQ", address, 1 << 20, 1, 0)))
+"""
+
+
 @dataclass(frozen=True)
 class Row:
     """`refusal` is a pattern of what the refusal says, "" where the checkpoint must succeed; `may` allows both.
@@ -295,25 +305,13 @@ child(tracer)
     ),
     Row(
         "memory that a userfaultfd of its own serves, and does not",
-        """
-fd = libc.syscall(323, os.O_CLOEXEC | 1)
-assert fd >= 0, ctypes.get_errno()
-fcntl.ioctl(fd, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))
-memory = mmap.mmap(-1, 1 << 20)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-fcntl.ioctl(fd, 0xC020AA00, bytearray(struct.pack("QQQQ", address, 1 << 20, 1, 0)))
-""",
+        USERFAULTFD,
         "a userfaultfd",
     ),
     Row(
         "memory that a userfaultfd serves whose descriptor only a child has, and a thread that waits for it",
-        """
-fd = libc.syscall(323, os.O_CLOEXEC | 1)
-assert fd >= 0, ctypes.get_errno()
-fcntl.ioctl(fd, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))
-memory = mmap.mmap(-1, 1 << 20)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-fcntl.ioctl(fd, 0xC020AA00, bytearray(struct.pack("QQQQ", address, 1 << 20, 1, 0)))
+        USERFAULTFD
+        + """
 child(sleeping); os.close(fd)
 import threading
 threading.Thread(target=lambda: libc.memset(ctypes.c_void_p(address), 0, 10), daemon=True).start()

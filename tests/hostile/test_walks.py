@@ -25,12 +25,11 @@ from kybernate_shim.checkpoint.volumes.places import PodVolume
 from kybernate_shim.checkpoint.volumes.save import ChosenVolumes, measure, save
 from kybernate_shim.errors import Failed
 from kybernate_shim.oci.spec import Spec
-from tests.hostile.tenant import Tenant
+from tests.hostile.tenant import SECRET, Tenant
 from tests.system.checkpoints import PYTHON
 from tests.system.cri import Pod
 from tests.system.ctr import BUNDLES
 
-SECRET = b"a key of the node's own"
 DIFFS = 25
 SECONDS = 60  # for all of them, of which one takes milliseconds
 # Makes pairs of names, of files as long as the node's, and gives away the directory that has them.
@@ -68,15 +67,6 @@ import pathlib, sys
 from tests.hostile.test_walks import diffs
 print(sum(1 for _ in diffs(*map(pathlib.Path, sys.argv[1:]))))
 """
-
-
-@pytest.fixture
-def node_key(tmp_path: Path) -> Path:
-    """A directory of the node's with a file that root alone can read."""
-    directory = tmp_path / "keys"
-    directory.mkdir(mode=0o700)
-    (directory / "key").write_bytes(SECRET)
-    return directory
 
 
 def attacked(tenant: Tenant, node_key: Path, one: str, other: str) -> Path:

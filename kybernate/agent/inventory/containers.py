@@ -297,8 +297,10 @@ class Containers:
     def _is_first(self, namespace: str, id: str, image: str) -> bool:
         """Return whether there is no event of an image yet, and remember that there is one now."""
         key = namespace, id, image
-        if not image or key in self._written:
-            return not image
+        if not image:
+            return True
+        if key in self._written:
+            return False
         self._written[key] = None
         if len(self._written) > REMEMBERED:
             self._written.popitem(last=False)

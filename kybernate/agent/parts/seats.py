@@ -19,7 +19,7 @@ from kybernate.agent.inventory.node_facts import memory_message
 from kybernate.agent.part import Part, Work
 from kybernate.agent.seat_settings import configuration_of
 from kybernate.agent.seats.acting import Acting
-from kybernate.agent.seats.arbiter import UNREAD, Arbiter
+from kybernate.agent.seats.arbiter import Arbiter, unread
 from kybernate.agent.seats.around import Around
 from kybernate.agent.seats.claims import Key
 from kybernate.agent.seats.messages import seat_message
@@ -230,10 +230,7 @@ class Seats(Part):
             return "the agent reads the node's containers"
         if key in containers.claims():
             return f"the driver does not answer: {self._problem}"
-        if taker.exists and _container(self._agent, key) is None and not containers.is_gone(*key):
-            containers.touch(*key)
-            return UNREAD
-        return ""
+        return unread(containers, _container(self._agent, key), taker)
 
     def _is_seated(self, namespace: str, container: str) -> bool:
         return (namespace, container) in self._agent.known.inventory.containers.claims()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kybernate.agent.inventory.gpus import Sight
 from kybernate.agent.seats.acting import Outcome
-from kybernate.agent.seats.around import Around
+from kybernate.agent.seats.around import Around, Containers
 from kybernate.agent.seats.claims import Claim, Key, assigned
 from kybernate.agent.seats.facts import LIVE, Seen, free, overrun, seated, standbys
 from kybernate.agent.seats.use import NoUse, UseWatcher
@@ -91,7 +91,7 @@ class Arbiter:
         key = taker.namespace, taker.container
         claim = self._around.containers.claims().get(key)
         if claim is None:
-            return self._unread(key) if taker.exists else ""
+            return unread(self._around.containers, self._around.container(key), taker)
         seat = self.seat_of(key)
         if taker not in self._heard:
             self.wake()
@@ -109,14 +109,6 @@ class Arbiter:
     def _swaps(self, operation: str, out: str) -> bool:
         """Return whether an operation is a swap of the arbiter's, or one by which a seat leaves."""
         return self._around.is_own(operation) or self._around.leaves(operation) == self.keys.get(out, ("", ""))
-
-    def _unread(self, key: Key) -> str:
-        """Return that a container is not known yet, and so neither whether it has a seat; "" once that is known."""
-        containers = self._around.containers
-        if self._around.container(key) is not None or containers.is_gone(*key):
-            return ""
-        containers.touch(*key)
-        return UNREAD
 
     def is_seated(self, namespace: str, container: str) -> bool:
         """Return whether a container has, or waits for, a seat of its own."""
@@ -487,3 +479,11 @@ class Arbiter:
 def _numbered(sight: Sight | None) -> list[tuple[int, Any]]:
     gpus = sight.gpus if sight is not None else ()
     return [(gpu.number if gpu.number is not None else place, gpu) for place, gpu in enumerate(gpus)]
+
+
+def unread(containers: Containers, container: wire.Container | None, taker: Taker) -> str:
+    """Return that a taker's container is not known yet, and so neither whether it has a seat; "" once that is known."""
+    if not taker.exists or container is not None or containers.is_gone(taker.namespace, taker.container):
+        return ""
+    containers.touch(taker.namespace, taker.container)
+    return UNREAD
