@@ -14,8 +14,11 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from kybernate_shim import launcher
 from kybernate_shim.native import CLIENT, PACKAGE, PRODUCTS, build
@@ -130,6 +133,25 @@ def _containerd(root: Path, environment: dict[str, str]) -> subprocess.Popen[byt
         )
 
 
+def gpu_nodes() -> list[str]:
+    """Return the device nodes of the GPUs that this node has, in the order of their numbers; /dev/nvidia0 without any."""
+    found = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdecimal()]
+    return [str(path) for path in sorted(found, key=lambda one: int(one.name[6:]))] or ["/dev/nvidia0"]
+
+
+def end_containers() -> None:
+    """Kill the node's shim daemons and all that they have started, as a reboot does."""
+    found: dict[int, psutil.Process] = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        if _is_here(path, b"containerd-shim-kybernate"):
+            with suppress(psutil.NoSuchProcess):
+                shim = psutil.Process(int(path.parent.name))
+                found |= {one.pid: one for one in (shim, *shim.children(recursive=True))}
+    for process in found.values():
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def end_helper() -> None:
     """End the node's CUDA helper, which keeps the settings that it was started with."""
     for helper in _helpers():
@@ -141,14 +163,15 @@ def end_helper() -> None:
 
 
 def _helpers() -> list[int]:
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _is_helper(path)]
+    found = Path("/proc").glob("[0-9]*/cmdline")
+    return [int(path.parent.name) for path in found if _is_here(path, b"kybernate_shim.cuda_helper.helper")]
 
 
-def _is_helper(path: Path) -> bool:
-    """Whether it is the helper of this node: another may live in another root, as the lab's do."""
+def _is_here(path: Path, word: bytes) -> bool:
+    """Whether a process is of this node and has `word` in its command line: others may live in another root."""
     try:
         here = (path.parent / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
-        return here and b"kybernate_shim.cuda_helper.helper" in path.read_bytes()
+        return here and word in path.read_bytes()
     except OSError:  # it has ended
         return False
 

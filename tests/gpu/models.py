@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.gpu import machine as machines
@@ -44,10 +45,14 @@ QUESTIONS = 4
 ANSWER_SECONDS = 120.0
 LOAD_SECONDS = 400.0
 BACK_SECONDS = 200.0
+TELL_SECONDS = 15.0
 # Memory of the GPU that another program has, so that models do not all fit into a large one.
 BALLAST = """
 import sys, time, torch
-held = torch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device="cuda")
+gib, left = map(int, sys.argv[1:])
+size = max(0, torch.cuda.mem_get_info()[0] - (left << 30)) if left else gib << 30
+held = torch.empty(size, dtype=torch.uint8, device="cuda")
+print(f"holds {size >> 20} MiB", flush=True)
 time.sleep(86400)
 """
 CRI = """
@@ -92,6 +97,7 @@ class Answer:
 
 
 Ask = Callable[[Answer, float], None]  # sends a request, by the time at which the first one was due
+Tell = Callable[[list[Answer]], object]
 
 
 @dataclass
@@ -137,10 +143,7 @@ class Platform:
         self.running.clear()
         self.machine.containerd.kill()
         self.machine.containerd.wait()
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):
-                if b"model_program.py" in path.read_bytes() or b"containerd-shim-kybernate" in path.read_bytes():
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+        machines.end_containers()
         machines.end_helper()
 
     def revive(self) -> None:
@@ -161,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
             served = StopStart(names, arguments, environment)
             try:
                 served.prepare()
-                answers = load(names, arguments, served.ask)
+                answers = load(names, arguments, served.ask, partial(report, arguments, facts={"loads": served.loads}, ended=False))
             finally:
                 served.end()
         return report(arguments, answers, {"loads": served.loads})
@@ -170,9 +173,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
     root = arguments.root or machines.filesystem_for_overlays()
-    ballast = subprocess.Popen([sys.executable, "-c", BALLAST, str(arguments.ballast)]) if arguments.ballast else None
+    sizes = [str(arguments.ballast), str(arguments.leave)]
+    has_ballast = sizes != ["0", "0"] and not arguments.pretended
+    ballast = subprocess.Popen([sys.executable, "-c", BALLAST, *sizes]) if has_ballast else None
     platform = prepared(root, names, arguments)
-    facts: dict[str, object] = {}
+    facts: dict[str, object] = {"room_gib": arguments.leave} if arguments.leave else {}
     try:
         began = time.monotonic()
         platform.start()
@@ -185,7 +190,7 @@ def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
         facts["ready_seconds"] = round(time.monotonic() - began, 1)
         print(f"all are ready after {facts['ready_seconds']} s", flush=True)
         show(platform, "kybernate", "ps")
-        answers = load(names, arguments, ask_proxy)
+        answers = load(names, arguments, ask_proxy, partial(report, arguments, facts=facts, ended=False))
         show(platform, "kybernate", "ps")
         loaded = {one.model: one.loaded for one in answers if one.loaded}
         status = report(arguments, answers, facts)  # a reboot that fails does not take it away
@@ -226,15 +231,21 @@ def reboot(platform: Platform, names: list[str], loaded: dict[str, str]) -> dict
 # -- requests
 
 
-def load(names: list[str], arguments: argparse.Namespace, ask: Ask) -> list[Answer]:
-    """Send requests at random times, each from a thread of its own, and return what became of them."""
+def load(names: list[str], arguments: argparse.Namespace, ask: Ask, tell: Tell) -> list[Answer]:
+    """Send requests at random times, each from a thread of its own, and return what became of them.
+
+    `tell` gets those that have ended, every few seconds, so that a run that is cut short leaves its figures.
+    """
     numbers = random.Random(arguments.seed)
     answers, threads, due = [], [], 0.0
     while (due := due + numbers.expovariate(arguments.rate)) < arguments.seconds:
         answers.append(Answer(numbers.choice(names), numbers.randrange(QUESTIONS), due))
-    began = time.monotonic()
+    began = told = time.monotonic()
     for answer in answers:
         time.sleep(max(0.0, began + answer.due - time.monotonic()))
+        if time.monotonic() > told + TELL_SECONDS:
+            tell([one for one in answers if one.end])
+            told = time.monotonic()
         thread = threading.Thread(target=ask, args=(answer, began), daemon=True)
         thread.start()
         threads.append(thread)
@@ -399,7 +410,7 @@ def prepared(root: Path, names: list[str], arguments: argparse.Namespace) -> Pla
 
 def describe_gpus(root: Path, arguments: argparse.Namespace) -> None:
     """Write a CDI specification of the first GPU: its device nodes, for programs that see the machine's own driver."""
-    nodes = [] if arguments.pretended else [f"/dev/{name}" for name in ("nvidia0", "nvidiactl", "nvidia-uvm")]
+    nodes = [] if arguments.pretended else [machines.gpu_nodes()[0], "/dev/nvidiactl", "/dev/nvidia-uvm"]
     edits: dict[str, object] = {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "deviceNodes": [{"path": path} for path in nodes]}
     if not nodes:
         del edits["deviceNodes"]
@@ -455,8 +466,10 @@ def finish(platform: Platform, arguments: argparse.Namespace) -> None:
 # -- results
 
 
-def report(arguments: argparse.Namespace, answers: list[Answer], facts: dict[str, object]) -> int:
-    """Write and print what was seen."""
+def report(
+    arguments: argparse.Namespace, answers: list[Answer], facts: dict[str, object], *, ended: bool = True
+) -> int:
+    """Write what was seen, and print it where the requests have `ended`."""
     failed = [one for one in answers if one.status != 200 or one.error or not one.first]
     wrong = [
         *differing(answers, lambda one: (one.model, one.question), "text"),
@@ -468,6 +481,7 @@ def report(arguments: argparse.Namespace, answers: list[Answer], facts: dict[str
     slept = sorted(float(one.wake_ms) / 1000 for one in answers if one.wake_ms)
     result = {
         "way": arguments.way,
+        "ended": ended,
         "models": arguments.models,
         "gib": arguments.gib,
         "requests": len(answers),
@@ -486,9 +500,10 @@ def report(arguments: argparse.Namespace, answers: list[Answer], facts: dict[str
     with (arguments.out / f"requests-{arguments.way}.jsonl").open("w") as lines:
         lines.writelines(json.dumps(asdict(one)) + "\n" for one in answers)
     (arguments.out / f"models-{arguments.way}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result), flush=True)
-    for one in failed[:5]:
-        print(f"FAILED {one}", flush=True)
+    if ended:
+        print(json.dumps(result), flush=True)
+        for one in failed[:5]:
+            print(f"FAILED {one}", flush=True)
     return 1 if failed or wrong else 0
 
 
@@ -522,6 +537,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=14.0, help="weights of each model (14)")
     parser.add_argument("--arena", type=int, default=88, metavar="GIB", help="of the node's memory (88)")
     parser.add_argument("--ballast", type=int, default=0, metavar="GIB", help="of the GPU that others have (0)")
+    parser.add_argument("--leave", type=int, default=0, metavar="GIB", help="of the GPU, whatever it has: others have the rest")
     parser.add_argument("--seconds", type=float, default=300.0, help="of requests (300)")
     parser.add_argument("--rate", type=float, default=0.4, help="requests a second, of all models (0.4)")
     parser.add_argument("--seed", type=int, default=1)

@@ -49,6 +49,31 @@ def one(mib: int, gpu: int, *, prefix: str = "", group: bool = False) -> None:
         await_turn()
 
 
+def several(mib: int) -> None:
+    """Compute as `one`, on each GPU that there is, in one process."""
+    import torch
+
+    class Part:
+        def __init__(self, gpu: int) -> None:
+            generator = torch.Generator(device=f"cuda:{gpu}").manual_seed(os.getpid() + gpu)
+            shape, kind = (mib << 18,), torch.int32
+            self.data = torch.randint(0, 1 << 30, shape, dtype=kind, device=f"cuda:{gpu}", generator=generator)
+            self.expected = self.total()
+
+        def total(self) -> int:
+            return int(sum(piece.sum(dtype=torch.int64) for piece in self.data.split(PIECE)))
+
+    parts, step = [Part(gpu) for gpu in range(torch.cuda.device_count())], 0
+    require(len(parts) > 1, "number of GPUs")
+    while True:
+        step += 1
+        for part in parts:
+            require(part.total() == part.expected, "sum")
+        sys.stdout.write(f"step {step} sum {sum(part.expected for part in parts):x}\n")
+        sys.stdout.flush()
+        await_turn()
+
+
 def await_turn() -> None:
     """Wait for a line of the FIFO that STEPS_FROM names, where it does."""
     if asked := os.environ.get("STEPS_FROM"):
@@ -115,6 +140,8 @@ def main() -> None:
     match what:
         case "one":
             one(int(mib), int(rest[0]) if rest else 0)
+        case "several":
+            several(int(mib))
         case "marked":
             one(int(mib), 0, prefix=f"{rest[0]}: ")
         case "two":

@@ -1,7 +1,8 @@
 """Rehearses `tests/gpu/run` in the lab, on the pretended driver: `python -m tests.gpu.rehearse [its options]`.
 
 With `against` first, it rehearses `tests/gpu/arena_bench --against DIRECTORY`, with `bench` first `tests/gpu/bench`,
-with `serve` first `tests/gpu/serve`.
+with `serve` first `tests/gpu/serve`, with `together` first `tests/gpu/together run`, whose plan's jobs are `python -m
+tests.gpu.rehearse node …`, which rehearses the rest on a node that has its pretended GPUs already.
 Run by tests/lab/run LANE -- /opt/kybernate/bin/python -m tests.gpu.rehearse. It needs build/gpu-kit of the lab's Python
 (python -m tests.gpu.kit --python 3.13), of which it uses the wheels. What runs there also proves the code of this
 folder; seconds and bytes mean nothing.
@@ -17,10 +18,11 @@ import psutil
 
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.cuda_worker.kernel import machine_code
-from tests.gpu import arena_bench, bench, models, report
+from tests.gpu import arena_bench, bench, models, report, together
 from tests.system.gpu import CAPABILITY, PROGRAMS, install_driver, toolkit
 
 ARENA_GIB = 1
+PRETENDED_MIB = "512"  # of each GPU of a node next to others
 TINY = (
     "--gib",
     "0.06,0.12",
@@ -37,9 +39,19 @@ ROOT = Path("/run/kybernate-gpu")  # a tmpfs: the lab's own root is an overlay, 
 
 
 def rehearse(argv: list[str]) -> int:
+    if argv[:1] == ["node"]:
+        return on_a_node(argv[1:])
     end_containerd()
     install_driver()
     subprocess.run(["umount", toolkit.KERNEL], check=True)  # no container of the kit has it
+    if argv[:1] == ["together"]:
+        status = together.main(["run", "--pretended-mib", PRETENDED_MIB, *argv[1:]])
+        print(together.shown(together.folder_of(argv[1:])))
+        return status
+    return on_a_node(argv)
+
+
+def on_a_node(argv: list[str]) -> int:
     Memory(((0, ARENA_GIB << 30),)).prepare()
     machine_code(FOLDER, *CAPABILITY)  # here, where the compiler may be slow, and before anything is frozen
     ROOT.mkdir()

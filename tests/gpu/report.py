@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.gpu import scenarios, waking
+from tests.gpu import scenarios, seats, waking
 from tests.gpu.host_memory import GIB, total, touch_what_is_there
-from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, remove
+from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, gpu_nodes, remove
 from tests.gpu.nvidia import Toolkit
 from tests.gpu.pack import pack
 from tests.gpu.scenarios import ARENA, PAYLOAD, Bench
@@ -22,7 +22,15 @@ from tests.gpu.zoo.cycles import run_cycles
 from tests.gpu.zoo.keeper import run_zoo
 from tests.gpu.zoo.table import WAYS, UnknownProgram, chosen
 
-BY_NAME = (scenarios.switches, waking.wakes_on_use, waking.vram_is_limited)
+BY_NAME = (
+    scenarios.switches,
+    waking.wakes_on_use,
+    waking.vram_is_limited,
+    seats.seats_of_two_gpus,
+    seats.suspends_leave_nothing,
+    seats.notebook_wakes,
+    seats.seats_rotate,
+)
 SHARED_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 PRETENDED = "computes.py"
 SETTINGS = '{more}[gpu]\narena = "{gib}GiB"\n'
@@ -40,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
         if arguments.zoo is not None or arguments.cycles:
             return _zoo(machine, arguments)
         bench = prepared(machine, arguments, arguments.arena)
+        if arguments.touch:
+            touch_what_is_there(arguments.arena * GIB)
         gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
         wanted = [
             *(scenarios.BY_NVIDIA if bench.toolkit else ()),
@@ -100,6 +110,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
     parser.add_argument("--mib", type=int, default=2048, help="payload of each process (2048)")
     parser.add_argument("--arena", type=int, default=0, metavar="GIB", help="through an arena of so many GiB (0: none)")
+    parser.add_argument("--touch", action="store_true", help="touch as much memory before, which is slow the first time")
     parser.add_argument(
         "--zoo", nargs="?", const="all", metavar="NAMES", help="programs of the zoo in place of scenarios: all, or a,b"
     )
@@ -132,7 +143,7 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
     images.mkdir(exist_ok=True)
     libraries = [str(path) for path in (DRIVER / "lib64", DRIVER / "lib") if path.is_dir()]
     shared = [f"/dev/{name}" for name in SHARED_DEVICES if machine.runtime == "runc" and Path("/dev", name).exists()]
-    flags = [word for path in ("/dev/nvidia0", *shared) for word in ("--device", path)]
+    flags = [word for path in (gpu_nodes()[0], *shared) for word in ("--device", path)]
     toolkit = Toolkit.install(machine) if machine.runtime == "nvidia" else None
     if arena:
         machine.configure(SETTINGS.format(gib=arena, more=""))
@@ -148,15 +159,17 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
         flags += ["--env", f"LD_LIBRARY_PATH={':'.join(libraries)}"]
     flags += ["--env", "HOME=/tmp"]
 
-    def payload(what: str) -> list[str]:
-        if not arguments.pretended:
-            return [*program, what, str(arguments.mib)]
-        if what == "one":
-            return [*program, str(min(arguments.mib, 2)), "20"]
+    def payload(what: str, mib: int = 0, gpus: Sequence[int] = (0,)) -> list[str]:
+        mib = mib or arguments.mib
+        if not arguments.pretended:  # a container has no other GPUs than those that it is for
+            return [*program, what, str(mib)]
+        if what in ("one", "several"):
+            return [*program, str(min(mib, 2)), "20", ",".join(map(str, gpus))]
         both = " ".join(f'({" ".join(program)} 2 20 | while read l; do echo "{n}: $l"; done) &' for n in (0, 1))
         return ["sh", "-c", f"{both} wait"]
 
-    return Bench(machine, images, payload, flags, arguments.mib, bool(arena), toolkit)
+    out = getattr(arguments, "out", None) or images
+    return Bench(machine, images, payload, flags, arguments.mib, bool(arena), toolkit, out, arguments.pretended)
 
 
 def _attempt(scenario: Callable[[Bench], None], bench: Bench) -> str:

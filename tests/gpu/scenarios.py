@@ -39,7 +39,8 @@ Row = tuple[str, str, float, int]  # scenario, step, seconds, bytes
 class Bench:
     """What scenarios work with: the node, how to start the payload, where images go, whether all have the arena.
 
-    `toolkit`: NVIDIA's, where its runtime gives containers their GPUs.
+    `toolkit`: NVIDIA's, where its runtime gives containers their GPUs. `out` is the folder of the run's results,
+    `pretended` that of the pretended driver's programs.
     """
 
     machine: Machine
@@ -49,6 +50,8 @@ class Bench:
     mib: int
     arena: bool = False
     toolkit: Toolkit | None = None
+    out: Path = Path()
+    pretended: Path | None = None
     rows: list[Row] = field(default_factory=list)
 
     def flags_of(self, flags: Sequence[str], name: str) -> list[str]:

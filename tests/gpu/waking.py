@@ -30,7 +30,7 @@ def wakes_on_use(bench: Bench) -> None:
     with _agent(bench) as address:
         for way, flags in (("library", _limited(bench)), ("from-outside", [])):
             name = f"wakes-on-use-{way}"
-            with _asked(bench, name, [*WAKES, *flags]) as (one, ask):
+            with asked(bench, name, [*WAKES, *flags]) as (one, ask):
                 for _ in range(USES):
                     bench.kybernate("suspend", name, "--agent", address)
                     time.sleep(IDLE_SECONDS)
@@ -43,7 +43,7 @@ def wakes_on_use(bench: Bench) -> None:
 def vram_is_limited(bench: Bench) -> None:
     """What exceeds the declared VRAM fails as on a full GPU; the program continues to compute, also after a wake."""
     name = "vram-is-limited"
-    with _asked(bench, name, [*_limited(bench), "--env", f"{BEYOND}={MORE_MIB + 512}"]) as (one, ask):
+    with asked(bench, name, [*_limited(bench), "--env", f"{BEYOND}={MORE_MIB + 512}"]) as (one, ask):
         for verb in ("suspend", "resume"):
             bench.kybernate(verb, name)
         before = one.steps()
@@ -56,8 +56,10 @@ def _limited(bench: Bench) -> list[str]:
 
 
 @contextmanager
-def _asked(bench: Bench, name: str, flags: Sequence[str]) -> Iterator[tuple[Container, Callable[[], None]]]:
-    """Run the payload, which then waits; `ask` has it do a step."""
+def asked(
+    bench: Bench, name: str, flags: Sequence[str], *, argv: Sequence[str] = ()
+) -> Iterator[tuple[Container, Callable[[], None]]]:
+    """Run the payload, or `argv`, which then waits; `ask` has it do a step."""
     place = bench.images / f"{name}.asked"
     place.mkdir()
     fifo = place / "steps"
@@ -73,7 +75,7 @@ def _asked(bench: Bench, name: str, flags: Sequence[str]) -> Iterator[tuple[Cont
         with fifo.open("w") as lines:  # the program has opened it, or does so before this returns
             lines.write("\n")
 
-    with container(bench, name, *bench.payload("one"), flags=[*shown, *flags]) as one:
+    with container(bench, name, *(argv or bench.payload("one")), flags=[*shown, *flags]) as one:
         yield one, ask
 
 

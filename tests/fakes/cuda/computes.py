@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compute on a GPU and print a checksum per step, like computes.c, for images that hold Python and no C program.
 
-`computes.py [MIB] [STEP_MS] [DEVICE]`. Needs only the standard library. Every word is advanced on the GPU; the host
+`computes.py [MIB] [STEP_MS] [DEVICE,…]`. Needs only the standard library. Every word is advanced on the GPU; the host
 knows the value of the first and the last word after each step, and the sum of all of them, and ends with status 3
 when the GPU's memory disagrees. With STEPS_FROM in its environment, it waits for a line of that FIFO after each step. A
 test workload.
@@ -60,27 +60,28 @@ class Gpu:
 
 
 def main() -> None:
-    given = [int(value) for value in sys.argv[1:]]
-    mib, pause_ms, device = given + [1, 20, 0][len(given) :]
-    first = array("I", ((index * 2654435761 + 1) % WORD for index in range(mib << 18)))
-    gpu = Gpu(device, first)
+    mib, pause_ms, devices = sys.argv[1:] + ["1", "20", "0"][len(sys.argv) - 1 :]
+    first = array("I", ((index * 2654435761 + 1) % WORD for index in range(int(mib) << 18)))
+    gpus = [Gpu(int(device), first) for device in devices.split(",")]
     factor, offset, total = 1, 0, sum(first)
     step = 0
     while True:
         step += 1
-        words = gpu.advance()
         factor, offset = factor * FACTOR % WORD, (offset * FACTOR + OFFSET) % WORD
-        expected = (total * factor + offset * len(words)) % WORD
-        edges = all(words[i] == (first[i] * factor + offset) % WORD for i in (0, len(words) - 1))
-        if not edges or sum(words) % WORD != expected:
-            print(f"wrong: memory at step {step}", flush=True)
-            sys.exit(3)
+        expected = (total * factor + offset * len(first)) % WORD
+        for gpu in gpus:
+            gpu.use_in_this_thread()
+            words = gpu.advance()
+            edges = all(words[i] == (first[i] * factor + offset) % WORD for i in (0, len(words) - 1))
+            if not edges or sum(words) % WORD != expected:
+                print(f"wrong: memory at step {step}", flush=True)
+                sys.exit(3)
         print(f"step {step} checksum {expected:08x}", flush=True)
         if asked := os.environ.get("STEPS_FROM"):
             with Path(asked).open() as lines:
                 lines.readline()
         else:
-            time.sleep(pause_ms / 1000)
+            time.sleep(int(pause_ms) / 1000)
 
 
 if __name__ == "__main__":

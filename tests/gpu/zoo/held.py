@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,22 @@ def by_processes(containers: Sequence[str]) -> dict[str, int]:
         if owner := _owner(pid, here, containers):
             owners[owner].append(int(pid))
     return {f"{owner} {kind}": value for owner, pids in owners.items() for kind, value in _sum(pids).items()}
+
+
+def resident_kib(containers: Sequence[str], *, agent: int) -> dict[str, int]:
+    """Return the resident memory of containers, helper with its workers, shims, and of the process `agent`, in KiB."""
+    here = _namespace("self")
+    helpers = {pid for pid in _pids() if _owner(pid, here, containers) == "helper"}
+    found = dict.fromkeys((*OWNERS, "programs", "agent"), 0)
+    for pid in _pids():
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            fields = dict(re.findall(r"^(VmRSS|PPid):\s+(\d+)", status, re.MULTILINE))
+            owner = "agent" if pid == str(agent) else _owner(pid, here, containers)
+            owner = "helper" if fields.get("PPid") in helpers else owner
+            if owner:
+                found[owner] += int(fields.get("VmRSS", 0))
+    return found
 
 
 def by_programs(containers: Sequence[str]) -> dict[str, dict[str, int]]:
