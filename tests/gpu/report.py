@@ -110,7 +110,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="the node's directory, removed afterwards")
     parser.add_argument("--mib", type=int, default=2048, help="payload of each process (2048)")
     parser.add_argument("--arena", type=int, default=0, metavar="GIB", help="through an arena of so many GiB (0: none)")
-    parser.add_argument("--touch", action="store_true", help="touch as much memory before, which is slow the first time")
+    parser.add_argument(
+        "--touch", action="store_true", help="touch as much memory before, which is slow the first time"
+    )
     parser.add_argument(
         "--zoo", nargs="?", const="all", metavar="NAMES", help="programs of the zoo in place of scenarios: all, or a,b"
     )

@@ -53,7 +53,13 @@ class Job:
 
     def told(self) -> dict[str, Any]:
         took = time.monotonic() - self.began if self.state == "runs" else self.took
-        return {"name": self.name, "gpus": self.gpus, "state": self.state, "seconds": round(took), "status": self.status}
+        return {
+            "name": self.name,
+            "gpus": self.gpus,
+            "state": self.state,
+            "seconds": round(took),
+            "status": self.status,
+        }
 
 
 def read_plan(path: Path, out: Path) -> list[Job]:
@@ -264,9 +270,7 @@ def main(argv: Sequence[str]) -> int:
         return Runner(jobs, folder, arguments.pretended_mib).run()
     again = [sys.executable, "-m", "tests.gpu.together", "run", *argv[1:]]
     with (folder / "together.log").open("ab") as log:
-        subprocess.Popen(
-            again, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=CHECKOUT, start_new_session=True
-        )
+        subprocess.Popen(again, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=CHECKOUT, start_new_session=True)
     return 0
 
 
