@@ -1,9 +1,9 @@
-"""A node next to others on one machine: `tests/gpu/beside --gpus 0,2 [OPTIONS] -- COMMAND…` runs COMMAND in one of its own.
+"""A node next to others on one machine: `tests/gpu/beside --gpus 0,2 -- COMMAND…` runs COMMAND on a node of its own.
 
-Places that a node has once on a machine are the command's own, by a mount and a network namespace: /run, /etc, state and
-logs below /var, locks, addresses and ports. Of the GPUs it has the device nodes of those that are named, so that driver
-and NVML count from 0. Processes see each other, and a container's cgroup has its name: names must differ. All that
-is mounted ends with the last process in there. /etc is a copy, because containers get the machine's with all mounts.
+Places that a node has once on a machine are the command's own, by a mount and a network namespace: /run, /etc, state
+and logs below /var, locks, addresses and ports. Of the GPUs it has the device nodes of those that are named, so that
+driver and NVML count from 0. Processes see each other, and a container's cgroup has its name: names must differ. All
+that is mounted ends with the last process in there. /etc is a copy: containers get it with all that is mounted below.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tests.gpu.payload import bring_loopback_up
 
@@ -25,12 +26,13 @@ OWN = ("/var/lib/kybernate", "/var/log/kybernate", "/var/lib/cni", "/var/lib/con
 # Of /run, what the driver's own daemons have there; with a pretended driver, where its GPUs are.
 KEPT = ("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-topologyd")
 NODE = re.compile(r"nvidia(\d+)")  # of a GPU
+TERMINALS = re.compile(r"(tty|vcs)\w+")  # of the machine's console: dozens, which no node needs
 PARAMETERS = Path("/proc/driver/nvidia/params")
 SIZE = "400g"  # of a tmpfs at most: the default is half of what the machine has at this moment
 
 
-def main(argv: Sequence[str]) -> int:
-    """Become COMMAND; returns 2 where the GPUs are not there."""
+def main(argv: Sequence[str]) -> NoReturn:
+    """Become COMMAND. Exits with 1 where the GPUs are not there."""
     arguments = _arguments(argv)
     if not arguments.inside:
         again = [sys.executable, "-m", "tests.gpu.beside", "--inside", *argv]
@@ -38,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
         os.execvp(PRIVATE[0], [*PRIVATE, *again])
     wanted = {int(number) for number in arguments.gpus.split(",")}
     if lacking := wanted - numbers(path.name for path in Path("/dev").iterdir()):
-        print(f"beside: /dev has no GPU {lacking}", file=sys.stderr)
-        return 2
+        sys.exit(f"beside: /dev has no GPU {lacking}")
     separate(wanted)
     if arguments.pretended_mib:
         pretend(len(wanted), arguments.pretended_mib << 20)
@@ -84,7 +85,7 @@ def _private_dev(stage: Path, gpus: set[int]) -> None:
     _mount("-t", "tmpfs", "-o", "mode=755", "none", stage)
     for one in sorted(Path("/dev").iterdir()):
         here = stage / one.name
-        if (found := NODE.fullmatch(one.name)) and int(found[1]) not in gpus:
+        if TERMINALS.fullmatch(one.name) or numbers([one.name]) - gpus:
             continue
         if one.is_symlink():
             here.symlink_to(one.readlink())
@@ -105,7 +106,7 @@ def pretend(count: int, size: int) -> None:
 
 
 def _mount(*argv: str | Path) -> None:
-    subprocess.run(["mount", *argv], check=True)
+    subprocess.run(["mount", "--no-mtab", *argv], check=True)  # its table lies in /run, which changes
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -118,4 +119,4 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

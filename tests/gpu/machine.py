@@ -134,7 +134,7 @@ def _containerd(root: Path, environment: dict[str, str]) -> subprocess.Popen[byt
 
 
 def gpu_nodes() -> list[str]:
-    """Return the device nodes of the GPUs that this node has, in the order of their numbers; /dev/nvidia0 without any."""
+    """Return the device nodes of the node's GPUs, in the order of their numbers; /dev/nvidia0 without any."""
     found = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdecimal()]
     return [str(path) for path in sorted(found, key=lambda one: int(one.name[6:]))] or ["/dev/nvidia0"]
 

@@ -34,6 +34,7 @@ from tests.gpu.zoo.held import by_processes, least, resident_kib
 
 PROGRAMS, SWITCHES = 6, 100
 CYCLES, SMALL_MIB = 1000, 256
+NOTEBOOK_MIB = 8192
 CELLS = 20
 ROUNDS = 20
 TELL_SECONDS = 5.0
@@ -80,7 +81,7 @@ class Figures:
     values: dict[str, Any] = field(default_factory=dict)
     _written: float = 0.0
 
-    def tell(self, *, now: bool = False, **values: Any) -> None:
+    def tell(self, *, now: bool = False, **values: object) -> None:
         self.values |= values
         if now or time.monotonic() > self._written + TELL_SECONDS:
             self._written = time.monotonic()
@@ -146,9 +147,10 @@ def seats_rotate(bench: Bench) -> None:
             figures.tell(
                 switches=max(0, number + 1 - PROGRAMS), request_to_awake=spread(wakes),
                 request_to_computed=spread(computing), by_step={name: spread(found) for name, found in steps.items()},
-                wakes=[round(one, 3) for one in wakes], active=[one.id for one in programs if status(agent, one.id) == "active"],
+                wakes=[round(one, 3) for one in wakes],
             )  # fmt: skip
-            assert len(figures.values["active"]) == 1, figures.values["active"]
+            active = [other.id for other in programs if status(agent, other.id) == "active"]
+            assert active == [one.id], f"{one.id} is awake, and active are {active}"
         swaps = [one.state for one in agent.operations(limit=500) if one.state.verb == "swap"]
         figures.tell(
             now=True,
@@ -197,24 +199,26 @@ def notebook_wakes(bench: Bench) -> None:
     """Cells of an IPython kernel that is suspended for another program run by their use of the GPU."""
     from jupyter_client.blocking.client import BlockingKernelClient  # of the kit, where it has it
 
-    figures = Figures(bench.out / "notebook_wakes.json", {"of": CELLS})
+    figures = Figures(bench.out / "notebook_wakes.json", {"of": CELLS, "mib": min(bench.mib, NOTEBOOK_MIB)})
     name = "notebook"
     place = bench.images / f"{name}.d"
     place.mkdir()
-    ports = {f"{kind}_port": number for number, kind in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)}
-    connection = {"transport": "ipc", "key": "key", "signature_scheme": "hmac-sha256", **ports}
+    ports: dict[str, Any] = {
+        f"{kind}_port": number for number, kind in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)
+    }
+    connection: Any = {"transport": "ipc", "key": "key", "signature_scheme": "hmac-sha256", **ports}
     (place / "connection.json").write_text(json.dumps({**connection, "ip": "/notebook/kernel"}))
     site = bench.machine.root / "site"
     flags = [
         "--mount", f"type=bind,src={place},dst=/notebook,options=rbind:rw",
         "--mount", f"type=bind,src={site},dst={site},options=rbind:ro", "--env", f"PYTHONPATH={site}",
-        *_seat(bench, "one", bench.mib),
+        *_seat(bench, "one", min(bench.mib, NOTEBOOK_MIB)),
     ]  # fmt: skip
     kernel = [sys.executable, "-m", "ipykernel_launcher", "-f", "/notebook/connection.json"]
     first, cell = _cells(bench)
     with (
         agent_with_seats(bench, ONE_GPU) as agent,
-        _seated(bench, "beside-notebook", "one") as other,
+        _seated(bench, "beside-notebook", "one", mib=NOTEBOOK_MIB) as other,
         container(bench, name, *kernel, programs=0, flags=flags) as notebook,
     ):
         client = BlockingKernelClient()
@@ -251,14 +255,14 @@ def notebook_wakes(bench: Bench) -> None:
             )  # fmt: skip
         figures.tell(now=True)
         client.stop_channels()
-    bench.rows.append((name, "cell to its answer, median", spread(used)["median"], bench.mib << 20))
+    bench.rows.append((name, "cell to its answer, median", spread(used)["median"], 0))
     print(f"  {json.dumps(figures.values)}", flush=True)
 
 
 def _cells(bench: Bench) -> tuple[str, str]:
     """Return a cell that gets memory of the GPU, and one that prints a sum of it; both print the same."""
     if not bench.pretended:
-        get = f"import torch; x = torch.arange({bench.mib} << 17, dtype=torch.int64, device='cuda')"
+        get = f"import torch; x = torch.arange({min(bench.mib, NOTEBOOK_MIB)} << 17, dtype=torch.int64, device='cuda')"
         return f"{get}; print(int(x.sum()))", "x += 1; x -= 1; print(int(x.sum()))"
     get = f"import sys; sys.path.append('{bench.pretended}'); from array import array; from computes import Gpu"
     read = "gpu.use_in_this_thread(); print(len(gpu.advance()))"
@@ -285,7 +289,7 @@ def seats_of_two_gpus(bench: Bench) -> None:
         seen = {one.container: one.group for one in agent.seats()}
         assert [seen[one.id] for one in (*singles, wide)] == ["G0", "G1", "G01"], seen
         for number in range(ROUNDS):
-            for one, other, key in ((*singles, "one"), (*reversed(singles), "other")):
+            for one, key in zip(singles, ("one", "other"), strict=True):
                 began = time.monotonic()
                 agent.wake(one.id).result(STEP_SECONDS)
                 one.step()
@@ -303,11 +307,11 @@ def seats_of_two_gpus(bench: Bench) -> None:
             assert states == ["suspended", "suspended"], f"both make room: {states}"
             figures.tell(
                 rounds=number + 1, wide_awake=spread(wakes["wide"]), first_single_awake=spread(wakes["one"]),
-                second_single_awake=spread(wakes["other"]), **watch.told(),
+                second_single_awake=spread(wakes["other"]), watched=watch.told(),
             )  # fmt: skip
         swaps = [one.state for one in agent.operations(limit=500) if one.state.verb == "swap"]
         broken = [one for one in watch.together if not any(_runs(swap, one[0]) for swap in swaps)]
-        figures.tell(now=True, **watch.told(), together_outside_of_swaps=broken[:20], swaps=len(swaps))
+        figures.tell(now=True, watched=watch.told(), together_outside_of_swaps=broken[:20], swaps=len(swaps))
         assert not broken, f"held memory of one GPU together: {broken[:5]}"
     bench.rows.append(("seats_of_two_gpus", "both GPUs, request to computed", spread(wakes["wide"])["median"], 0))
     print(f"  {json.dumps(figures.values)}", flush=True)
@@ -389,6 +393,9 @@ class AgentOfSeats(Agent):
     def __init__(self, address: str, pid: int) -> None:
         super().__init__(address)
         self.pid = pid
+
+    def __enter__(self) -> AgentOfSeats:
+        return self
 
 
 @contextmanager

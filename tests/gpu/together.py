@@ -31,6 +31,7 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOOK_SECONDS = 1.0
 SAMPLE_SECONDS = 5.0
+MOST_SHOWN = 12  # values of a list
 SHOWN_LINES = 3  # of each job's log, by `wait`
 PYTHON_LINES = {"PYTHONUNBUFFERED": "1"}
 GPUS = ["nvidia-smi", "--query-gpu=index,memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
@@ -113,7 +114,8 @@ class Runner:
     def _begin(self, job: Job) -> None:
         (self.folder / job.name).mkdir(parents=True, exist_ok=True)
         pretended = ["--pretended-mib", str(self.pretended_mib)] if self.pretended_mib else []
-        numbers = ",".join(map(str, job.gpus))
+        own = range(len(job.gpus)) if self.pretended_mib else job.gpus  # a node's pretended GPUs are its own
+        numbers = ",".join(map(str, own))
         beside = [sys.executable, "-m", "tests.gpu.beside", "--gpus", numbers, *pretended, "--", *job.command]
         with (self.folder / job.name / "output.log").open("ab") as log:
             job.process = subprocess.Popen(
@@ -209,7 +211,7 @@ def figures(folder: Path) -> dict[str, Any]:
 
 def brief(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return figures without long lists."""
-    return {key: f"{len(value)} values" if isinstance(value, list) and len(value) > 12 else value for key, value in values.items()}  # fmt: skip
+    return {key: value for key, value in values.items() if not isinstance(value, list) or len(value) <= MOST_SHOWN}
 
 
 def wait(folder: Path, seconds: float, out: Path | None) -> int:
