@@ -45,6 +45,7 @@ FIRST_PORT = 18000
 QUESTIONS = 4
 ANSWER_SECONDS = 120.0
 LOAD_SECONDS = 400.0
+START_SECONDS = 180.0  # until the agent answers
 BACK_SECONDS = 200.0
 TELL_SECONDS = 15.0
 # Memory of the GPU that another program has, so that models do not all fit into a large one.
@@ -120,7 +121,7 @@ class Platform:
         """Start agent and `up`; does not wait for the models."""
         settings = self.machine.root / "agent.toml"
         self.spawn("agent", "kybernate", "agent", "--config", str(settings))
-        end = time.monotonic() + 60
+        end = time.monotonic() + START_SECONDS
         while subprocess.run(
             ["kybernate", "ps", "--agent", self.address], env=self.machine.environment, capture_output=True, check=False
         ).returncode:

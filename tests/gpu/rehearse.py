@@ -10,6 +10,7 @@ folder; seconds and bytes mean nothing.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ ROOT = Path("/run/kybernate-gpu")  # a tmpfs: the lab's own root is an overlay, 
 def rehearse(argv: list[str]) -> int:
     if argv[:1] == ["node"]:
         return on_a_node(argv[1:])
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, not by each program of each node
+    os.environ["PYTHONPYCACHEPREFIX"] = "/tmp/compiled"
     end_containerd()
     install_driver()
     subprocess.run(["umount", toolkit.KERNEL], check=True)  # no container of the kit has it

@@ -11,13 +11,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tests.gpu import scenarios, seats, waking
 from tests.gpu.host_memory import GIB, total, touch_what_is_there
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine, filesystem_for_overlays, gpu_nodes, remove
 from tests.gpu.nvidia import Toolkit
 from tests.gpu.pack import pack
-from tests.gpu.scenarios import ARENA, PAYLOAD, Bench
+from tests.gpu.scenarios import ARENA, PAYLOAD, Bench, await_true
 from tests.gpu.zoo.cycles import run_cycles
 from tests.gpu.zoo.keeper import run_zoo
 from tests.gpu.zoo.table import WAYS, UnknownProgram, chosen
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         bench = prepared(machine, arguments, arguments.arena)
         if arguments.touch:
             touch_what_is_there(arguments.arena * GIB)
-        gpus = json.loads(bench.kybernate("cuda", "gpus", "--json"))
+        gpus = first_look(bench)
         wanted = [
             *(scenarios.BY_NVIDIA if bench.toolkit else ()),
             *scenarios.ONE_GPU,
@@ -78,6 +79,13 @@ def main(argv: Sequence[str]) -> int:
         if arguments.pack:
             print("\n".join(pack(arguments.out, arguments.pack)), flush=True)
     return 1 if failures else 0
+
+
+def first_look(bench: Bench) -> list[dict[str, Any]]:
+    """Return the GPUs; the helper, which is started by that, has a minute where the machine is slow."""
+    await_true(lambda: bool(bench.kybernate("cuda", "gpus", "--json", status=None)), "the helper answers", seconds=60)
+    found: list[dict[str, Any]] = json.loads(bench.kybernate("cuda", "gpus", "--json"))
+    return found
 
 
 def _zoo(machine: Machine, arguments: argparse.Namespace) -> int:

@@ -112,12 +112,11 @@ class Runner:
         return int(any(one.state != "passed" for one in self.jobs))
 
     def _begin(self, job: Job) -> None:
-        (self.folder / job.name).mkdir(parents=True, exist_ok=True)
         pretended = ["--pretended-mib", str(self.pretended_mib)] if self.pretended_mib else []
         own = range(len(job.gpus)) if self.pretended_mib else job.gpus  # a node's pretended GPUs are its own
         numbers = ",".join(map(str, own))
         beside = [sys.executable, "-m", "tests.gpu.beside", "--gpus", numbers, *pretended, "--", *job.command]
-        with (self.folder / job.name / "output.log").open("ab") as log:
+        with output_of(self.folder, job.name).open("ab") as log:
             job.process = subprocess.Popen(
                 beside,
                 stdin=subprocess.DEVNULL,
@@ -149,6 +148,11 @@ class Runner:
             self._sampled = time.monotonic()
             with (self.folder / "machine.jsonl").open("a") as lines:
                 lines.write(json.dumps(sample()) + "\n")
+
+
+def output_of(folder: Path, name: str) -> Path:
+    """Return the file of a job's output, outside of its folder, which it may clean."""
+    return folder / f"{name}.log"
 
 
 def namespace(pid: int) -> str:
@@ -214,11 +218,14 @@ def brief(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if not isinstance(value, list) or len(value) <= MOST_SHOWN}
 
 
-def wait(folder: Path, seconds: float, out: Path | None) -> int:
-    """Return 0 when all have passed, 1 when some have not, 3 when some still run."""
-    until = time.monotonic() + seconds
+def wait(folder: Path, seconds: float, out: Path | None, *, until_failure: bool = False) -> int:
+    """Return 0 when all have passed, 1 when some have not, 3 when some still run.
+
+    With `until_failure`, it also returns when one more has failed than had at the beginning.
+    """
+    until, before = time.monotonic() + seconds, failures(_status(folder))
     while (jobs := _status(folder)) is None or any(one["state"] in ("waits", "runs") for one in jobs):
-        if time.monotonic() > until:
+        if time.monotonic() > until or (until_failure and failures(jobs) > before):
             break
         time.sleep(LOOK_SECONDS)
     print(shown(folder), flush=True)
@@ -234,12 +241,16 @@ def wait(folder: Path, seconds: float, out: Path | None) -> int:
     return int(any(one["state"] != "passed" for one in jobs))
 
 
+def failures(jobs: Sequence[Mapping[str, Any]] | None) -> int:
+    return sum(one["state"] in ("failed", "ended") for one in jobs or ())
+
+
 def shown(folder: Path) -> str:
     """Return where each job is, the end of its log, and its figures."""
     lines = []
     for one in _status(folder) or []:
         lines.append(f"== {one['name']} on {one['gpus']}: {one['state']} {one['seconds']} s, status {one['status']}")
-        log = folder / one["name"] / "output.log"
+        log = output_of(folder, one["name"])
         said = log.read_text(errors="replace").splitlines() if log.exists() else []
         lines += [f"   {line[:300]}" for line in said[-SHOWN_LINES:]]
     lines += [f"-- {name}: {json.dumps(brief(values))}" for name, values in figures(folder).items()]
@@ -263,7 +274,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _arguments(argv)
     folder = arguments.dir.absolute()
     if arguments.verb == "wait":
-        return wait(folder, arguments.seconds, arguments.out)
+        return wait(folder, arguments.seconds, arguments.out, until_failure=arguments.until_failure)
     folder.mkdir(parents=True, exist_ok=True)
     jobs = read_plan(arguments.plan, folder)
     if arguments.only:
@@ -291,6 +302,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         one.add_argument("--only", default="", metavar="NAMES", help="of the plan's jobs: a,b")
         one.add_argument("--pretended-mib", type=int, default=0, help="rehearse, with GPUs of this size")
     verbs.add_parser("wait").add_argument("--seconds", type=float, default=560.0)
+    verbs.choices["wait"].add_argument("--until-failure", action="store_true", help="return also when one has failed")
     verbs.choices["wait"].add_argument("--out", type=Path, help="where status, figures and packed logs go")
     for one in verbs.choices.values():
         one.add_argument("--dir", type=Path, default=CHECKOUT / "build/together", help="of the jobs' results")

@@ -67,7 +67,7 @@ def test_the_spread_of_seconds_has_median_and_worst() -> None:
 
 def test_what_is_shown_names_each_job_and_its_figures(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    (tmp_path / "a/output.log").write_text("begins\nends\n")
+    (tmp_path / "a.log").write_text("begins\nends\n")
     (tmp_path / "a/result.json").write_text(json.dumps({"failed": 0, "wakes": list(range(99))}))
     (tmp_path / "a/half.json").write_text("{")
     (tmp_path / "status.json").write_text(json.dumps([job("a", 0, state="passed").told()]))
