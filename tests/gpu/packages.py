@@ -15,13 +15,16 @@ NEEDED = ("msgspec", "google.protobuf")
 
 
 def make_importable() -> None:
-    """Unpack the kit's wheels where a package is missing. The environment of other programs stays as it is."""
+    """Unpack the kit's wheels where a package is missing. The environment of other programs stays as it is.
+
+    The kit's come before the machine's, as in the programs of the node: generated code refuses older versions.
+    """
     if WHEELS.is_dir() and not all(map(_is_there, NEEDED)):
         site = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, site, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*pip, "--target", site, *sorted(WHEELS.glob("*.whl"))], check=True)
-        sys.path.append(site)
+        sys.path.insert(1, site)  # after the checkout
 
 
 def _is_there(package: str) -> bool:

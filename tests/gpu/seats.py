@@ -197,6 +197,8 @@ def suspends_leave_nothing(bench: Bench) -> None:
 
 def notebook_wakes(bench: Bench) -> None:
     """Cells of an IPython kernel that is suspended for another program run by their use of the GPU."""
+    site = bench.machine.root / "site"
+    sys.path.append(str(site))
     from jupyter_client.blocking.client import BlockingKernelClient  # of the kit, where it has it
 
     figures = Figures(bench.out / "notebook_wakes.json", {"of": CELLS, "mib": min(bench.mib, NOTEBOOK_MIB)})
@@ -208,7 +210,6 @@ def notebook_wakes(bench: Bench) -> None:
     }
     connection: Any = {"transport": "ipc", "key": "key", "signature_scheme": "hmac-sha256", **ports}
     (place / "connection.json").write_text(json.dumps({**connection, "ip": "/notebook/kernel"}))
-    site = bench.machine.root / "site"
     flags = [
         "--mount", f"type=bind,src={place},dst=/notebook,options=rbind:rw",
         "--mount", f"type=bind,src={site},dst={site},options=rbind:ro", "--env", f"PYTHONPATH={site}",
