@@ -45,6 +45,7 @@ RULES = """
 minimumResidency = 0.1
 yieldAfter = 0.1
 idleAfter = 0
+reserve = "{reserve}"
 ramLow = 0
 ramHigh = 0
 """
@@ -65,7 +66,7 @@ gpuTopology.groups = [
 """
 SETTINGS = """
 state_directory = "{place}/state"
-socket = "{place}/agent.sock"
+socket = "{socket}"
 registry = "sqlite:///{place}/registry.db"
 [seats]
 device_plugins = "{place}/plugins"
@@ -406,7 +407,9 @@ def agent_with_seats(bench: Bench, groups: str) -> Iterator[AgentOfSeats]:
     place.mkdir(exist_ok=True)
     socket = Path("/run/kybernate/agent.sock")
     (place / "agent.toml").write_text(
-        SETTINGS.format(place=place).replace(f"{place}/agent.sock", str(socket)) + groups + RULES
+        SETTINGS.format(place=place, socket=socket)
+        + groups
+        + RULES.format(reserve="512Mi" if bench.pretended is None else "8Mi")
     )
     log = bench.out / "agent.log"
     with log.open("ab") as stream:
@@ -453,7 +456,8 @@ def _seated(bench: Bench, name: str, profile: str, *, gpus: Sequence[int] = (0,)
 
 
 def _seat(bench: Bench, profile: str, mib: int) -> list[str]:
-    return ["--annotation", f"kybernate.io/seat={profile}", "--annotation", f"kybernate.io/vram={mib + MORE_MIB}Mi"]
+    vram = mib + MORE_MIB if bench.pretended is None else 2 * mib
+    return ["--annotation", f"kybernate.io/seat={profile}", "--annotation", f"kybernate.io/vram={vram}Mi"]
 
 
 def _only(bench: Bench, gpus: Sequence[int]) -> Bench:
