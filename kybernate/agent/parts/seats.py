@@ -23,6 +23,7 @@ from kybernate.agent.seats.arbiter import Arbiter, unread
 from kybernate.agent.seats.around import Around
 from kybernate.agent.seats.claims import Key
 from kybernate.agent.seats.messages import seat_message
+from kybernate.agent.seats.turn_files import TurnFiles
 from kybernate.agent.seats.watching import UseWatch
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
@@ -59,7 +60,8 @@ class Seats(Part):
         self._problem = "the driver was not asked yet"
         self._published: dict[str, object] = {}
         self._ram = (0.0, 0)
-        self._watch = UseWatch(lambda key: agent.known.inventory.containers.pids().get(key))
+        self._turn_files = TurnFiles()
+        self._watch = UseWatch(lambda key: agent.known.inventory.containers.pids().get(key), self._turn_files)
         self._waking = WakingOnUse(agent)
 
     async def start(self) -> None:
@@ -72,9 +74,11 @@ class Seats(Part):
         owner = self._agent.rooms.owner
         if self._configuration is not None and self._configuration.profiles:
             owner.grant, owner.seated = self._grant, self._is_seated
-            waits = self._configuration.waits_without_agent
+            waits = self._turn_files.waits = self._configuration.waits_without_agent
         else:
             waits = False
+            self._turn_files.show({})  # a node that had seats
+        self.closing.callback(self._turn_files.close)
         shown = self._agent.settings().socket.with_name(SEATS_WAIT.name)  # next to the socket that shims ask
         await asyncio.to_thread(show_policy, shown, waits)
 
@@ -168,6 +172,7 @@ class Seats(Part):
             wish=lambda one: agent.cluster.annotation(one.pod_namespace, one.pod, WAKE) if one.pod else "",
             is_own=self._is_own,
             leaves=self._leaves,
+            show_turns=self._turn_files.show,
             kubelets=kubelets,
         )
 

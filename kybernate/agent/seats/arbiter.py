@@ -213,6 +213,7 @@ class Arbiter:
         for name, seat in self.state.seats.items():
             key = self.keys.get(name)
             self._around.publish(seat, key, self.turns.get(name), self.error_of(key) if key else "")
+        self._around.show_turns({key: self.state.seats[name].is_its_turn for name, key in self.keys.items()})
         waiting = self._around.waiting()
         self._heard = {one: self._heard.get(one, "") for one in waiting}
         told = {one: self.grant(one, ()) for one in waiting}

@@ -60,5 +60,6 @@ class Around:
     wish: Callable[[wire.Container], str] = lambda container: ""  # its pod's annotation: a new value asks for its seat
     is_own: Callable[[str], bool] = lambda operation: False  # an operation that the arbiter has begun
     leaves: Callable[[str], Key | None] = lambda operation: None  # the container that leaves in another caller's swap
+    show_turns: Callable[[Mapping[Key, bool]], object] = lambda turns: None  # whether programs may begin with CUDA
     kubelets: Callable[[], Iterable[str]] = tuple  # seats that kubelet has given out
     clock: Callable[[], float] = time.time

@@ -71,12 +71,17 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         may_share=known.may_share and not exceeds(claim, held),
         busy=seen.busy,
         idle_since=now if seen.busy else known.idle_since,
-        overlaps=not seen.waits,  # what waits resumes it by itself
+        overlaps=_overlaps(seen, held),
         stands_by_for=seen.stands_by_for,
         lost=container.gpu == "stuck",
     )
     status = status_of(seen, None if old is None else old.status, held, acting=acting)
     return _asking(_moved(found, status, now, first=old is None), seen, now)
+
+
+def _overlaps(seen: Seen, held: int) -> bool:
+    """Return whether a seat can be one side of a swap: it has VRAM to move, and what waits does not do that itself."""
+    return not seen.waits and (held > 0 or seen.container.gpu == "suspended")
 
 
 def exceeds(claim: Claim, held: int) -> bool:
