@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kybernate.agent.seats.claims import Key
+from kybernate.agent.seats.former import AT_WORK
 from kybernate.node.failure import Failure, Refused
 from kybernate.verbs.model import SEAT, Operation, State, Submission
 from kybernate.verbs.swap import Swap
@@ -43,17 +44,17 @@ class Acting:
         """Bring a container's VRAM back."""
         return await self._done(seat, Wake(key[1], key[0]))
 
-    async def suspend(self, seat: str, key: Key) -> Outcome:
-        """Move a container's VRAM into host memory."""
-        return await self._done(seat, Sleep(key[1], key[0], gpu_only=True))
+    async def suspend(self, seat: str, key: Key, *, again: bool = False) -> Outcome:
+        """Move a container's VRAM into host memory. `again`: it was at work, which the journal notes."""
+        return await self._done(seat, Sleep(key[1], key[0], gpu_only=True), again=again)
 
-    async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
+    async def swap(self, seat: str, out: Key, key: Key, *, again: bool = False) -> Outcome:
         """Do both at the same time; one after the other for containers of different namespaces."""
         if any(self._engine.holds(f"container {one[0]}/{one[1]}") for one in (out, key)):
             return Outcome(False, "another operation runs on one of the two containers")
         if out[0] == key[0]:
-            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS)
-        left = await self.suspend(seat, out)
+            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS, again=again)
+        left = await self.suspend(seat, out, again=again)
         return await self.wake(seat, key) if left.succeeded else left
 
     async def park(self, seat: str, key: Key) -> Outcome:
@@ -72,10 +73,13 @@ class Acting:
         with suppress(Failure):  # it has ended, or does at its deadline
             await self._engine.cancel(operation)
 
-    async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS) -> Outcome:
+    async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS, *, again: bool = False) -> Outcome:
+        labels = {SEAT: seat} if seat else {}
+        if again:
+            labels[AT_WORK] = "true"
         try:
             begun = await self._engine.submit(
-                Submission(verb, requester=self._requester, seconds=seconds, labels={SEAT: seat} if seat else {})
+                Submission(verb, requester=self._requester, seconds=seconds, labels=labels)
             )
             return _outcome(await self._last(begun.id))
         except Failure as error:

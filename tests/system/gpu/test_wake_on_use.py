@@ -87,6 +87,22 @@ def test_container_gets_what_it_has_declared_and_no_more(ctr: Ctr, agent: NodeAg
             assert container.ask("look") == f"0 of {8 * PIECE_MIB << 20}"
 
 
+def test_exec_counts_for_what_its_container_has_declared(ctr: Ctr, agent: NodeAgent) -> None:
+    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
+    with gpu.holding(ctr, 6, flags=["--annotation", f"kybernate.io/vram={8 * PIECE_MIB}Mi"]) as container:
+        own.exec(container.id, "python3", f"{gpu.INSIDE}/holds.py", "2")
+        more = subprocess.run(
+            own.exec_argv(container.id, "python3", f"{gpu.INSIDE}/holds.py", "3"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert more.returncode != 0
+        assert "cuMemAlloc_v2 failed: 2" in more.stderr
+        assert container.is_right()
+
+
 KERNEL = """
 import json, sys
 sys.path[:0] = {packages!r}

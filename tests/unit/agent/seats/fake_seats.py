@@ -161,12 +161,12 @@ class FakeNode:
     async def wake(self, seat: str, key: Key) -> Outcome:
         return await self._change(key, "resuming", "attached")
 
-    async def suspend(self, seat: str, key: Key) -> Outcome:
+    async def suspend(self, seat: str, key: Key, *, again: bool = False) -> Outcome:
         if seat:
             self.asked.append("suspend")
         return await self._change(key, "suspending", "suspended")
 
-    async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
+    async def swap(self, seat: str, out: Key, key: Key, *, again: bool = False) -> Outcome:
         left = await self.suspend(seat, out)
         return await self.wake(seat, key) if left.succeeded else left
 
