@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.messages import agent_pb2 as wire
-from kybernate_shim.run_directory import TURNS, turn_file
+from kybernate_shim.run_directory import turn_file
 from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import PYTHON, kybernate
@@ -19,6 +19,7 @@ from tests.system.gpu.seats import SEATED, SeatsAgent, Watched, runs, seats_agen
 from tests.system.node_agent import short_place
 
 LIBRARY = ["--annotation", "kybernate.io/vram=256Mi"]
+HOLDS = ["sh", "-c", f"exec python3 {gpu.INSIDE}/holds.py 2 < /dev/null"]  # and ends
 LOW, HIGH = (["--annotation", f"kybernate.io/priority={value}"] for value in (5, 9))
 
 
@@ -52,7 +53,12 @@ def causes(agent: SeatsAgent, id: str) -> set[str]:
 
 
 def outside_swaps(agent: SeatsAgent, watched: Watched) -> list[tuple[float, list[str]]]:
-    swaps = [one for one in agent.operations() if one.verb == "swap"]
+    operations = agent.operations()
+    for one in operations:  # shown where the test fails
+        print(
+            one.created.ToNanoseconds() / 1e9, one.ended.ToNanoseconds() / 1e9, one.verb, one.container_title, one.state
+        )
+    swaps = [one for one in operations if one.verb == "swap"]
     return [one for one in watched.together if not any(runs(swap, one[0]) for swap in swaps)]
 
 
@@ -100,33 +106,28 @@ def test_exec_waits_for_the_turn_of_its_container(ctr: Ctr, gpus: Gpus, agent: S
     with gpu.computing(ctr, flags=[*SEATED, *LOW, *LIBRARY]) as first:
         kybernate("sleep", first.id)
         with gpu.computing(ctr, flags=[*SEATED, *HIGH]) as busy, watching(gpus) as watched, at_work(agent, busy):
-            with gpu.begun(*own.exec_argv(first.id, *gpu.command(mib=1))):
+            with gpu.begun(*own.exec_argv(first.id, *HOLDS)) as program:
                 eventually(lambda: causes(agent, first.id) == {"exec", "use"})
                 assert agent.status(busy.id) == "active"
-            assert outside_swaps(agent, watched) == []
+                assert program.poll() is None
+                assert outside_swaps(agent, watched) == []
+                rest(agent, busy)
+                said, _ = program.communicate(timeout=60)
+                assert said == "ready\n"
+            first.computes_on(seconds=40)
 
 
-def test_exec_into_a_suspended_container_computes_in_its_turn(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
-    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
-    with gpu.holding(ctr, 1, flags=[*SEATED, *LIBRARY]) as first:
-        kybernate("sleep", first.id)
-        with gpu.computing(ctr, flags=SEATED) as busy, watching(gpus) as watched:
-            agent.becomes(busy.id, "active")
-            assert "ready" in own.exec(first.id, "python3", f"{gpu.INSIDE}/holds.py", "2")
-            assert first.is_right()
-            busy.computes_on(seconds=40)
-            assert outside_swaps(agent, watched) == []
-
-
-def test_container_that_waits_for_its_turn_is_checkpointed_and_restored(
+def test_container_with_a_seat_and_the_library_is_restored(
     ctr: Ctr, gpus: Gpus, agent: SeatsAgent, tmp_path: Path
 ) -> None:
     image = tmp_path / "image"
-    with waiting_behind(ctr, agent) as (late, busy):
-        kybernate("checkpoint", late.id, str(image), "--exit")
-        rest(agent, busy)
-        with gpu.holding_again(ctr, image, late, flags=[*SEATED, *LIBRARY]):
-            begins_well(late)
+    with gpu.holding(ctr, 1, flags=[*SEATED, *LIBRARY]) as container:
+        kybernate("checkpoint", container.id, str(image), "--exit")
+        with gpu.holding_again(ctr, image, container, flags=[*SEATED, *LIBRARY]):
+            assert container.is_right()
+            assert turn_file(ctr.namespace, container.id).exists()
+        with gpu.holding_again(ctr, image, container, flags=LIBRARY):
+            assert container.is_right(), "without a seat"
 
 
 def test_file_of_its_turn_is_gone_with_its_container(ctr: Ctr, gpus: Gpus, agent: SeatsAgent) -> None:
@@ -134,4 +135,4 @@ def test_file_of_its_turn_is_gone_with_its_container(ctr: Ctr, gpus: Gpus, agent
         assert turn_file(ctr.namespace, container.id).stat().st_mode & 0o777 == 0o644
         own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
         assert "Read-only" in own.exec(container.id, "sh", "-c", "(echo x > /dev/kybernate-turn) 2>&1 || true")
-    eventually(lambda: not list(TURNS.glob("*/*")))
+    eventually(lambda: not turn_file(ctr.namespace, container.id).exists())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +56,7 @@ class FakeNode:
     swaps: dict[str, Key] = field(default_factory=dict)  # operations of others, and the container that leaves by them
     asked: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    shown: dict[Key, bool] = field(default_factory=dict)  # whether programs may begin with CUDA
 
     def __post_init__(self) -> None:
         self.room = RoomOwner(lambda *arguments, **about: None)
@@ -154,7 +155,11 @@ class FakeNode:
             priority=lambda one: None,
             is_own=self.own.__contains__,
             leaves=self.swaps.get,
+            show_turns=self.show,
         )
+
+    def show(self, turns: Mapping[Key, bool]) -> None:
+        self.shown = dict(turns)
 
     # ---- its acts
 
