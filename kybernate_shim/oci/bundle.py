@@ -171,7 +171,8 @@ class Bundle:
     ) -> None:
         """Write an exec's OCI process object, with the terminal flag of the request, which overrides its own.
 
-        `edit` changes what else is to be different. Raises ValueError when `process` is not a JSON object, or `exec_id` no file name.
+        `edit` changes what else is to be different. Raises ValueError when `process` is not a JSON object, or `exec_id`
+        no file name.
         """
         document = json.loads(process)
         if not isinstance(document, dict):
