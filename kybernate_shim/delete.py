@@ -72,9 +72,11 @@ def _remove(invocation: Invocation, bundle: Bundle, place: Path) -> list[str]:
     `bundle` has its records, and `place` is or was its bundle.
     """
     from kybernate_shim.linux.mount.rootfs import unmount_tree
+    from kybernate_shim.run_directory import turn_file
 
     problems = _end_and_forget(invocation, bundle, place)
     try:
+        turn_file(invocation.namespace, invocation.id).unlink(missing_ok=True)
         unmount_tree(Bundle(place).rootfs)
     except OSError as error:
         problems.append(str(error))

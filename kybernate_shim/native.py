@@ -34,7 +34,7 @@ PRELOAD = Product(
     "libkybernate-arena.so",
     (
         *("lookup", "memory", "ranges", "owners", "physical", "placeholders", "exports", "blocks", "addresses"),
-        *("imports", "answer", "rwlocks", "heap", "ipc", "charges", "ledger", "counted", "uses"),
+        *("imports", "answer", "rwlocks", "heap", "ipc", "charges", "ledger", "counted", "uses", "turn"),
     ),
     (
         *("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libkybernate-arena.so"),

@@ -70,7 +70,10 @@ PARTS = (
     ),
     Part(
         "seats",
-        ("system/gpu/test_seats.py", "system/gpu/test_seats_soak.py", "system/gpu/test_wake_on_use.py"),
+        (
+            *("system/gpu/test_seats.py", "system/gpu/test_seats_soak.py", "system/gpu/test_turns.py"),
+            "system/gpu/test_wake_on_use.py",
+        ),
         100,
         ("sid",),
         "the agent's arbiter over the shim's suspend and resume, which test_suspend.py meets in both",

@@ -45,6 +45,7 @@ MOVES: Final[Mapping[Status, Mapping[str, Status]]] = {
 }
 OCCUPYING: Final = frozenset({Status.STARTING, Status.ACTIVE, Status.SUSPENDING, Status.WAKING})
 WAKEABLE: Final = frozenset({Status.FREE, Status.SUSPENDED, Status.PARKED, Status.FAILED})
+TURNS: Final = frozenset({Status.FREE, Status.STARTING, Status.ACTIVE})  # what begins with CUDA then, is let in
 IN_RAM: Final = frozenset({Status.SUSPENDED, Status.FAILED})
 
 
@@ -107,6 +108,11 @@ class Seat:
     @property
     def occupies(self) -> bool:
         return self.status in OCCUPYING
+
+    @property
+    def is_its_turn(self) -> bool:
+        """Return whether a program of its container may begin with CUDA; in a swap, once the other side has left."""
+        return self.status in TURNS
 
     @property
     def waits(self) -> bool:

@@ -127,6 +127,11 @@ def mistake(key: str, value: str, containers: Iterable[str] = ()) -> Mistake | N
     return None
 
 
+def has_seat(annotations: Mapping[str, str]) -> bool:
+    """Return whether a container has a seat: by kubelet, or one of a profile that it names."""
+    return bool(annotations.get(KUBELETS_SEAT) or annotations.get(SEAT))
+
+
 def split(key: str) -> tuple[str, str]:
     """Return the annotation's own key, and the container that follows it, "" where none does."""
     if key in KNOWN or not key.startswith(DOMAIN):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -165,16 +166,21 @@ class Bundle:
     def process_file(self, exec_id: str) -> Path:
         return self._own(exec_id, ".process.json")
 
-    def write_process(self, exec_id: str, process: bytes, *, terminal: bool) -> None:
+    def write_process(
+        self, exec_id: str, process: bytes, *, terminal: bool, edit: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
         """Write an exec's OCI process object, with the terminal flag of the request, which overrides its own.
 
-        Raises ValueError when `process` is not a JSON object, or `exec_id` no file name.
+        `edit` changes what else is to be different. Raises ValueError when `process` is not a JSON object, or `exec_id`
+        no file name.
         """
         document = json.loads(process)
         if not isinstance(document, dict):
             raise ValueError(f"process of exec {exec_id} is not a JSON object")
-        if document.get("terminal", False) is not terminal:
+        if edit is not None or document.get("terminal", False) is not terminal:
             document["terminal"] = terminal
+            if edit is not None:
+                edit(document)
             process = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
         self._write_new(self.process_file(exec_id), process)
 

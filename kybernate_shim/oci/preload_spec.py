@@ -6,6 +6,7 @@ whatever the image is like. See kybernate_shim/preload for what it does.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ DESTINATION = "/dev/kybernate-arena.so"
 VARIABLE = "LD_PRELOAD"
 LEDGER = "/dev/kybernate-vram"  # the tmpfs on which the container's processes count what they have allocated
 LIMIT = "KYBERNATE_VRAM"  # the bytes that are declared, and the file there
+TURN = "/dev/kybernate-turn"  # the file that says whether it is the turn of the container's seat
+AWAITED = "KYBERNATE_TURN"  # names it
 
 
 def wants_library(spec: Spec, config: Config) -> bool:
@@ -53,11 +56,18 @@ def has_library(spec: Spec) -> bool:
 
 def add_library(document: dict[str, Any], library: Path = LIBRARY) -> None:
     """Show the library in a parsed config.json, and have its process load it before all others. Idempotent."""
+    _bind(document, library, DESTINATION)
+    _load_library(document.setdefault("process", {}))
+
+
+def _bind(document: dict[str, Any], source: Path, destination: str) -> None:
     mounts = document.setdefault("mounts", [])
-    if not any(mount.get("destination") == DESTINATION for mount in mounts):
+    if not any(mount.get("destination") == destination for mount in mounts):
         options = ["bind", "ro", "nosuid", "nodev"]
-        mounts.append({"destination": DESTINATION, "type": "bind", "source": str(library), "options": options})
-    process = document.setdefault("process", {})
+        mounts.append({"destination": destination, "type": "bind", "source": str(source), "options": options})
+
+
+def _load_library(process: dict[str, Any]) -> None:
     others: list[str] = []
     for entry in process.get("env") or ():
         name, _, value = entry.partition("=")
@@ -78,3 +88,37 @@ def limit_vram(document: dict[str, Any], limit: int) -> None:
         mounts.append({"destination": LEDGER, "type": "tmpfs", "source": "tmpfs", "options": options})
     if limit:
         set_environment(document, {LIMIT: f"{limit}:{LEDGER}/ledger"})
+
+
+def show_turn(document: dict[str, Any], file: Path) -> None:
+    """Have the library wait for the turn of the container's seat, which `file` says, in a parsed config.json.
+
+    Idempotent.
+    """
+    _bind(document, file, TURN)
+    set_environment(document, {AWAITED: TURN})
+
+
+def make_turn_file(file: Path) -> Path:
+    """Make the file, by which it is the container's turn until the agent says otherwise. Raises OSError.
+
+    What users of the container read through the mount, they cannot reach on the node.
+    """
+    for folder in reversed(file.parents[:3]):
+        folder.mkdir(mode=0o711, exist_ok=True)
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        os.fchmod(fd, 0o644)
+    finally:
+        os.close(fd)
+    return file
+
+
+def join(process: dict[str, Any], spec: Spec) -> None:
+    """Have a process that an exec starts load the library, as the container's first process does. Idempotent.
+
+    `process` is the exec's OCI object. What the container has declared counts for it as well.
+    """
+    _load_library(process)
+    own = {name: value for name in (LIMIT, AWAITED) if (value := spec.env(name)) is not None}
+    set_environment({"process": process}, own)

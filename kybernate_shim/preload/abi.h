@@ -24,6 +24,7 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_SYSTEM_NOT_READY = 802,
 };
 
 enum { MOST_DEVICES = 64 }; /* our own limit: a bit of a block's mask each */

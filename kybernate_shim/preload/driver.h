@@ -8,6 +8,7 @@
 
 /* Every call that we make: its name in the library, our name for it, its arguments. */
 #define CALLS(C)                                                                                                       \
+    C(cuInit, init, (unsigned int))                                                                                    \
     C(cuMemAlloc_v2, alloc, (CUdeviceptr *, size_t))                                                                   \
     C(cuMemFree_v2, free, (CUdeviceptr))                                                                               \
     C(cuMemCreate, create, (CUhandle *, size_t, const CUmemAllocationProp *, unsigned long long))                      \

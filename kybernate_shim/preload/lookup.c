@@ -19,6 +19,7 @@
 /* The calls that we answer: as they are exported, as cuGetProcAddress names them, and the first API version of this
  * signature. */
 #define ANSWERED(A)                                                                                                    \
+    A(cuInit, "cuInit", 2000)                                                                                          \
     A(cuMemAlloc_v2, "cuMemAlloc", 3020)                                                                               \
     A(cuMemFree_v2, "cuMemFree", 3020)                                                                                 \
     A(cuMemCreate, "cuMemCreate", 10020)                                                                               \

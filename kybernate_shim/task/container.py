@@ -28,6 +28,7 @@ from kybernate_shim.oci.options import RuntimeOptions, effective_config
 from kybernate_shim.oci.runtime import Runtime
 from kybernate_shim.oci.select import GPU_RUNTIME
 from kybernate_shim.oci.spec import Spec
+from kybernate_shim.run_directory import turn_file
 from kybernate_shim.task.cleanup_records import CleanupRecords
 from kybernate_shim.task.execs import Execs
 from kybernate_shim.task.exits import Exits
@@ -194,6 +195,7 @@ class Container:
             if self._rootfs.mounts:
                 await self._rootfs.unmount()
                 step("unmounted")
+            turn_file(self.namespace, self.id).unlink(missing_ok=True)
             self.init.move("delete")
             return self.init
 

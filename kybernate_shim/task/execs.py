@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kybernate_shim.errors import Missing, Refused, Taken
 from kybernate_shim.messages import events_pb2 as events
+from kybernate_shim.oci.preload_spec import has_library, join
 from kybernate_shim.task.lifecycle import after
 from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import StdioConfig, quoted
@@ -39,7 +41,8 @@ class Execs:
         if exec_id in self._processes:
             raise Taken(f"exec {exec_id} in container {container.id}")
         after(container.init.state, "exec")
-        container.bundle.write_process(exec_id, process_json, terminal=stdio.terminal)
+        edit = partial(join, spec=container.spec) if has_library(container.spec) else None
+        container.bundle.write_process(exec_id, process_json, terminal=stdio.terminal, edit=edit)
         self._processes[exec_id] = Process(exec_id, stdio)
         container.publish("/tasks/exec-added", events.TaskExecAdded(container_id=container.id, exec_id=exec_id))
 

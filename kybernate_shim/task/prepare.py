@@ -16,7 +16,7 @@ from kybernate_shim.linux.children import Children
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
 from kybernate_shim.messages import task_pb2 as wire
-from kybernate_shim.oci.annotations import RESTORE_FROM, require_unmistaken
+from kybernate_shim.oci.annotations import RESTORE_FROM, has_seat, require_unmistaken
 from kybernate_shim.oci.bundle import Bundle, CleanupRecord
 from kybernate_shim.oci.gpu_spec import set_environment
 from kybernate_shim.oci.options import RuntimeOptions, decode_options, effective_config
@@ -24,14 +24,18 @@ from kybernate_shim.oci.preload_spec import (
     DESTINATION,
     LEDGER,
     LIBRARY,
+    TURN,
     add_library,
     declared_vram,
     limit_vram,
+    make_turn_file,
+    show_turn,
     wants_library,
 )
 from kybernate_shim.oci.runtime import Runtime, runtime_environment
 from kybernate_shim.oci.select import choose_runtime, resolve_cli
 from kybernate_shim.oci.spec import Spec, edit_spec
+from kybernate_shim.run_directory import turn_file
 from kybernate_shim.task.container import Container, Publish
 from kybernate_shim.task.stdio import StdioConfig
 from kybernate_shim.trust.requester import CONTAINER_TYPE
@@ -107,6 +111,9 @@ async def _prepare(
             limit = declared_vram(spec, config)
             if limit or (image is not None and _has_mount(image, LEDGER)):
                 spec = edit_spec(bundle.path, partial(limit_vram, limit=limit))
+            if has_seat(spec.annotations) if image is None else _has_mount(image, TURN):
+                file = make_turn_file(turn_file(namespace, request.id))
+                spec = edit_spec(bundle.path, partial(show_turn, file=file))
         else:
             log.warning("arena.disabled", task=request.id, error=f"{LIBRARY} was not built: `make native` builds it")
     if image is not None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kybernate_shim.errors import Refused
 from kybernate_shim.messages import room_pb2 as wire
-from kybernate_shim.oci.annotations import KUBELETS_SEAT, SEAT
+from kybernate_shim.oci.annotations import has_seat
 from kybernate_shim.oci.gpu_spec import NONE, VISIBLE
 from kybernate_shim.oci.spec import Spec
 from kybernate_shim.run_directory import IMAGES_SOCKET, SEATS_WAIT
@@ -27,17 +27,17 @@ AGAIN_SECONDS: Final = 0.2  # between attempts to reach an agent that is away
 async def take(spec: Spec, namespace: str, container: str) -> None:
     """Return when a container may take memory on its GPUs; immediately for one without GPUs. Raises Refused."""
     visible = spec.env(VISIBLE)
-    has_seat = bool(spec.annotations.get(KUBELETS_SEAT) or spec.annotations.get(SEAT))
+    seated = has_seat(spec.annotations)
     gpus = [] if visible is None or visible in NONE else visible.split(",")
-    if not has_seat and not gpus:
+    if not seated and not gpus:
         return
-    seconds = SEAT_SECONDS if has_seat else SECONDS
+    seconds = SEAT_SECONDS if seated else SECONDS
     request = wire.TakeRequest(namespace=namespace, container=container, gpus=gpus)
     away = False
     try:
         async with asyncio.timeout(seconds):
             while not await _answered(request, seconds):
-                if not has_seat or not SEATS_WAIT.exists():
+                if not seated or not SEATS_WAIT.exists():
                     return  # room has no owner
                 away = True
                 await asyncio.sleep(AGAIN_SECONDS)

@@ -21,6 +21,7 @@ from kybernate_shim.errors import Failed
 from kybernate_shim.invocation import Invocation
 from kybernate_shim.messages import task_pb2 as wire
 from kybernate_shim.oci.bundle import CONNECTED, Bundle, CleanupRecord
+from kybernate_shim.oci.preload_spec import make_turn_file
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**62))
@@ -64,6 +65,13 @@ def test_container_that_is_gone_is_success_every_time(node: Node, monkeypatch: p
     for _ in range(2):
         status, reply = node.delete(monkeypatch)
         assert (status, reply.pid, reply.exit_status) == (0, 2**32 - 1, 137)
+
+
+def test_file_of_its_turn_goes_with_the_container(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = make_turn_file(tmp_path / "sources/turns/ns/c1")
+    monkeypatch.setattr("kybernate_shim.run_directory.turn_file", lambda namespace, id: file)
+    assert node.delete(monkeypatch)[0] == 0
+    assert not file.exists()
 
 
 def test_bundle_that_is_gone_is_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,16 @@ from kybernate.agent.seats.acting import Acting
 from kybernate.agent.seats.arbiter import Arbiter, unread
 from kybernate.agent.seats.around import Around
 from kybernate.agent.seats.claims import Key
+from kybernate.agent.seats.former import former_turns
 from kybernate.agent.seats.messages import seat_message
+from kybernate.agent.seats.turn_files import TurnFiles
 from kybernate.agent.seats.watching import UseWatch
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.failure import Invalid
 from kybernate.seats.configuration import Configuration, SeatsInvalid
 from kybernate.seats.groups import Place, Topology
-from kybernate.seats.model import Seat, Turn
+from kybernate.seats.model import NEVER, Seat, Turn
 from kybernate.verbs.model import SEAT
 from kybernate.verbs.room import Taker
 from kybernate_shim.gpu.errors import CudaError
@@ -59,7 +61,8 @@ class Seats(Part):
         self._problem = "the driver was not asked yet"
         self._published: dict[str, object] = {}
         self._ram = (0.0, 0)
-        self._watch = UseWatch(lambda key: agent.known.inventory.containers.pids().get(key))
+        self._turn_files = TurnFiles()
+        self._watch = UseWatch(lambda key: agent.known.inventory.containers.pids().get(key), self._turn_files)
         self._waking = WakingOnUse(agent)
 
     async def start(self) -> None:
@@ -72,9 +75,11 @@ class Seats(Part):
         owner = self._agent.rooms.owner
         if self._configuration is not None and self._configuration.profiles:
             owner.grant, owner.seated = self._grant, self._is_seated
-            waits = self._configuration.waits_without_agent
+            waits = self._turn_files.waits = self._configuration.waits_without_agent
         else:
             waits = False
+            self._turn_files.show({})  # a node that had seats
+        self.closing.callback(self._turn_files.close)
         shown = self._agent.settings().socket.with_name(SEATS_WAIT.name)  # next to the socket that shims ask
         await asyncio.to_thread(show_policy, shown, waits)
 
@@ -108,7 +113,8 @@ class Seats(Part):
         await plugin.refresh()  # so that kubelet's first list is the right one
         await self._agent.known.inventory.containers.ready.wait()
         around = self._around({place.name: place for place in places}, lambda: {one.name for one in plugin.taken()})
-        self._arbiter = Arbiter(places, configuration.rules, around, self._watch)
+        former = await former_turns(self._agent.operations.engine, self._agent.known.inventory.containers.claims())
+        self._arbiter = Arbiter(places, configuration.rules, around, self._watch, former)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._arbiter.run())
             group.create_task(self._follow(self._arbiter))
@@ -166,14 +172,20 @@ class Seats(Part):
             label=self._label,
             priority=lambda one: agent.cluster.priority(one.pod_namespace, one.pod) if one.pod else None,
             wish=lambda one: agent.cluster.annotation(one.pod_namespace, one.pod, WAKE) if one.pod else "",
+            asked=self._asked,
             is_own=self._is_own,
             leaves=self._leaves,
+            show_turns=self._turn_files.show,
             kubelets=kubelets,
         )
 
     def _is_own(self, operation: str) -> bool:
         found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
         return found is not None and SEAT in found.labels
+
+    def _asked(self, operation: str) -> float:
+        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        return found.created.ToMicroseconds() / 1e6 if found is not None else NEVER
 
     def _leaves(self, operation: str) -> Key | None:
         found: wire.Operation | None = self._agent.events.hub.get("operation", operation)

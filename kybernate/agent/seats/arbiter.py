@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from kybernate.agent.inventory.gpus import Sight
@@ -17,6 +18,7 @@ from kybernate.agent.seats.acting import Outcome
 from kybernate.agent.seats.around import Around, Containers
 from kybernate.agent.seats.claims import Claim, Key, assigned
 from kybernate.agent.seats.facts import LIVE, Seen, free, overrun, seated, standbys
+from kybernate.agent.seats.former import Former
 from kybernate.agent.seats.use import NoUse, UseWatcher
 from kybernate.messages import agent_pb2 as wire
 from kybernate.seats.decide import decide
@@ -61,10 +63,18 @@ class _Kept:
 
 
 class Arbiter:
-    """`ready` is set once the node has been read for the first time; until then containers with a seat wait."""
+    """`ready` is set once the node has been read for the first time; until then containers with a seat wait.
+
+    `former` are the last turns of containers under a former run of the agent.
+    """
 
     def __init__(
-        self, places: Sequence[Place], rules: Rules, around: Around, watcher: UseWatcher | None = None
+        self,
+        places: Sequence[Place],
+        rules: Rules,
+        around: Around,
+        watcher: UseWatcher | None = None,
+        former: Mapping[Key, Former] = MappingProxyType({}),
     ) -> None:
         self.places = {place.name: place for place in places}
         self.state = State.of((), (free(place, None, awaited=False) for place in places), rules)
@@ -83,6 +93,7 @@ class Arbiter:
         self._labels: dict[Key, str] = {}
         self._beside: set[asyncio.Task[None]] = set()  # tasks that nothing waits for
         self._former: set[str] = set()  # operations of a former run that have been cancelled
+        self._turns_before = dict(former)
 
     # ---- for others: on the event loop's thread, and never blocking
 
@@ -213,6 +224,7 @@ class Arbiter:
         for name, seat in self.state.seats.items():
             key = self.keys.get(name)
             self._around.publish(seat, key, self.turns.get(name), self.error_of(key) if key else "")
+        self._around.show_turns({key: self.state.seats[name].is_its_turn for name, key in self.keys.items()})
         waiting = self._around.waiting()
         self._heard = {one: self._heard.get(one, "") for one in waiting}
         told = {one: self.grant(one, ()) for one in waiting}
@@ -229,7 +241,7 @@ class Arbiter:
             self._claimed.set()
         found = {key: one for key in claims if (one := self._around.container(key)) is not None and one.state in LIVE}
         keys = self._assigned({key: claims[key] for key in found})
-        waits = {(one.namespace, one.container): "operation" if one.operation else "start"
+        waits = {(one.namespace, one.container): one
                  for one in self._around.waiting() if one.operation not in self._former}  # fmt: skip
         takes = {(one.namespace, one.container) for one in self._around.taking()}
         same = {name for name, key in self.keys.items() if keys.get(name) == key}
@@ -244,7 +256,7 @@ class Arbiter:
                 seats.append(free(place, old, awaited=name in named.values()))
                 continue
             seen = self._seen(
-                key, found[key], claims[key], waits.get(key, ""), named.get(name, ""), now, takes=key in takes
+                key, found[key], claims[key], waits.get(key), named.get(name, ""), now, takes=key in takes
             )
             before = old if name in same else None
             seats.append(seated(place, seen, before, now, acting=name in self._acting))
@@ -260,7 +272,15 @@ class Arbiter:
         self._take_requests()
 
     def _seen(
-        self, key: Key, container: wire.Container, claim: Claim, waits: str, stands: str, now: float, *, takes: bool
+        self,
+        key: Key,
+        container: wire.Container,
+        claim: Claim,
+        waits: Taker | None,
+        stands: str,
+        now: float,
+        *,
+        takes: bool,
     ) -> Seen:
         mark = (self._sight.marks.get(key, 0) if self._sight else 0) + (self._watcher.calls(key) or 0)
         wish = self._around.wish(container)
@@ -279,9 +299,11 @@ class Arbiter:
             max(self._sight.held.get(key, {}).values(), default=0) if self._sight else None,
             busy,
             claim.priority if priority is None else priority,
-            waits,
+            "" if waits is None else "operation" if waits.operation else "start",
             stands,
             takes,
+            self._around.asked(waits.operation) if waits is not None and waits.operation else NEVER,
+            self._turns_before.pop(key, None),
         )
 
     def _assigned(self, claims: Mapping[Key, Claim]) -> dict[str, Key]:
@@ -365,10 +387,11 @@ class Arbiter:
                     self._act(self._around.acts.ended(asked), action.seat, action.out)
                     self._around.look_again()
                 else:
-                    self._act(self._around.acts.swap(action.seat, self.keys[action.out], key), action.seat, action.out)
+                    swap = self._around.acts.swap(action.seat, self.keys[action.out], key, again=action.again)
+                    self._act(swap, action.seat, action.out)
             case Suspend() if key is not None:
                 self._say("seat.suspended", action.seat, action.reason)
-                self._act(self._around.acts.suspend(action.seat, key), action.seat)
+                self._act(self._around.acts.suspend(action.seat, key, again=action.again), action.seat)
             case Park() if key is not None:
                 self._act(self._around.acts.park(action.seat, key), action.seat)
             case Refuse():

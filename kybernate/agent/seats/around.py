@@ -12,7 +12,7 @@ from kybernate.agent.room import Note
 from kybernate.agent.seats.acting import Outcome
 from kybernate.agent.seats.claims import Claim, Key
 from kybernate.messages import agent_pb2 as wire
-from kybernate.seats.model import Seat, Turn
+from kybernate.seats.model import NEVER, Seat, Turn
 from kybernate.verbs.room import Taker
 
 
@@ -29,8 +29,8 @@ class Acts(Protocol):
     """Carries actions out; see acting.py."""
 
     async def wake(self, seat: str, key: Key) -> Outcome: ...
-    async def suspend(self, seat: str, key: Key) -> Outcome: ...
-    async def swap(self, seat: str, out: Key, key: Key) -> Outcome: ...
+    async def suspend(self, seat: str, key: Key, *, again: bool = False) -> Outcome: ...
+    async def swap(self, seat: str, out: Key, key: Key, *, again: bool = False) -> Outcome: ...
     async def park(self, seat: str, key: Key) -> Outcome: ...
     async def ended(self, operation: str) -> Outcome: ...
     async def cancel(self, operation: str) -> None: ...
@@ -58,7 +58,9 @@ class Around:
     label: Callable[[Key, str], Coroutine[Any, Any, None]]
     priority: Callable[[wire.Container], int | None]
     wish: Callable[[wire.Container], str] = lambda container: ""  # its pod's annotation: a new value asks for its seat
+    asked: Callable[[str], float] = lambda operation: NEVER  # when an operation was asked for
     is_own: Callable[[str], bool] = lambda operation: False  # an operation that the arbiter has begun
     leaves: Callable[[str], Key | None] = lambda operation: None  # the container that leaves in another caller's swap
+    show_turns: Callable[[Mapping[Key, bool]], object] = lambda turns: None  # whether programs may begin with CUDA
     kubelets: Callable[[], Iterable[str]] = tuple  # seats that kubelet has given out
     clock: Callable[[], float] = time.time

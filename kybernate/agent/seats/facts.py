@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kybernate.agent.seats.claims import Claim, Key
+from kybernate.agent.seats.former import Former
 from kybernate.messages import agent_pb2 as wire
 from kybernate.seats.groups import Place
-from kybernate.seats.model import Request, Seat, Status
+from kybernate.seats.model import NEVER, Request, Seat, Status
 from kybernate.seats.outcomes import done
 from kybernate_shim.sizes import mib
 
@@ -40,6 +41,8 @@ class Seen:
     waits: str = ""
     stands_by_for: str = ""  # a seat
     takes: bool = False
+    waits_since: float = NEVER  # when the operation was asked for that waits
+    former: Former | None = None  # its last turn under a former run of the agent, where it is seen first
 
     @property
     def live(self) -> bool:
@@ -71,12 +74,18 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         may_share=known.may_share and not exceeds(claim, held),
         busy=seen.busy,
         idle_since=now if seen.busy else known.idle_since,
-        overlaps=not seen.waits,  # what waits resumes it by itself
+        overlaps=_overlaps(seen, held),
         stands_by_for=seen.stands_by_for,
         lost=container.gpu == "stuck",
     )
     status = status_of(seen, None if old is None else old.status, held, acting=acting)
-    return _asking(_moved(found, status, now, first=old is None), seen, now)
+    moved = _asking(_moved(found, status, now, first=old is None), seen, now)
+    return _continued(moved, seen, now) if old is None else moved
+
+
+def _overlaps(seen: Seen, held: int) -> bool:
+    """Return whether a seat can be one side of a swap: it has VRAM to move, and what waits does not do that itself."""
+    return not seen.waits and (held > 0 or seen.container.gpu == "suspended")
 
 
 def exceeds(claim: Claim, held: int) -> bool:
@@ -133,8 +142,20 @@ def _asking(seat: Seat, seen: Seen, now: float) -> Seat:
         return seat
     kept = tuple(one for one in seat.requests if one.cause not in AT_THE_GATE or one.cause == seen.waits)
     if seen.waits and not any(one.cause == seen.waits for one in kept) and not seat.occupies:
-        kept = (*kept, Request(now, seen.waits))
+        kept = (*kept, Request(min(now, seen.waits_since), seen.waits))
     return seat if kept == seat.requests else replace(seat, requests=kept)
+
+
+def _continued(seat: Seat, seen: Seen, now: float) -> Seat:
+    """Return a seat that is seen first with its place in the order of a former run, if this is the same container."""
+    former, started = seen.former, seen.container.started.ToMicroseconds() / 1e6
+    if former is None or former.since < started:
+        return seat
+    if former.active and seat.status == Status.ACTIVE:
+        return replace(seat, since=min(now, former.since), asked_at=min(now, former.asked))
+    if former.active or former.asked == NEVER or seat.status not in (Status.SUSPENDING, Status.SUSPENDED):
+        return seat
+    return replace(seat, requests=(Request(min(now, former.asked), "preempted"), *seat.requests))
 
 
 def standbys(

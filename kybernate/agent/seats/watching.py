@@ -1,4 +1,7 @@
-"""Watches suspended containers for uses of their GPUs: the arena's library 20 times a second, all others once."""
+"""Watches suspended containers for uses of their GPUs: the arena's library 20 times a second, all others once.
+
+A program that has not called CUDA yet waits for its container's turn by a file, whose reads the node is told of.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.agent.seats.claims import Key
+from kybernate.agent.seats.turn_files import TurnFiles
 from kybernate.node.use import Container, Switches, switches_of
 from kybernate_shim.linux.threads import as_long_as_wanted
 
@@ -27,8 +31,8 @@ class _Watched:
 class UseWatch:
     """Finds out which suspended containers use CUDA. `first` returns a container's first process."""
 
-    def __init__(self, first: Callable[[Key], int | None]) -> None:
-        self._first = first
+    def __init__(self, first: Callable[[Key], int | None], turn_files: TurnFiles | None = None) -> None:
+        self._first, self._turn_files = first, turn_files or TurnFiles()
         self._watched: dict[Key, _Watched] = {}
         self._settled: dict[Key, Switches] = {}  # of those that were put to sleep on request: where their threads were
 
@@ -39,7 +43,8 @@ class UseWatch:
             while True:
                 self._follow(set(suspended()))
                 for key, one in self._watched.items():
-                    if clock() - one.told >= LOOK_SECONDS and one.container.is_used():
+                    used_now = one.container.is_used() or self._turn_files.is_awaited(key)
+                    if clock() - one.told >= LOOK_SECONDS and used_now:
                         one.told = clock()
                         used(key)
                 await asyncio.sleep(TICK_SECONDS if self._watched else IDLE_SECONDS)
@@ -48,6 +53,7 @@ class UseWatch:
 
     def settle(self, key: Key) -> None:
         """Take calls of a container that wait now for no use: it was put to sleep on request, maybe at work."""
+        self._turn_files.settle(key)
         if first := self._first(key):
             self._settled = {known: one for known, one in self._settled.items() if self._first(known)}
             self._settled[key] = switches_of(first)

@@ -206,17 +206,22 @@ def pipes(id: str) -> list[int]:
 
 
 @contextmanager
-def holding(ctr: Ctr, pieces: int, flags: Sequence[str] = ()) -> Iterator[Holding]:
-    """Run a container that holds so many pieces of GPU 0, each filled with another value."""
+def holding(ctr: Ctr, pieces: int, flags: Sequence[str] = (), *, later: bool = False) -> Iterator[Holding]:
+    """Run a container that holds so many pieces of GPU 0, each filled with another value.
+
+    `later`: it does not begin with CUDA before it is asked for anything, and then says "ready".
+    """
     id = ctr.new_id("gpu")
     own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
     holding = Holding(id, pieces)
-    words = f"exec python3 {INSIDE}/holds.py {pieces} < {GPUS}/{id}.asked > {GPUS}/{id}.answered"
+    begins = f"{'read begin;' if later else ''} exec python3 {INSIDE}/holds.py {pieces}"
+    words = f"exec < {GPUS}/{id}.asked > {GPUS}/{id}.answered; {begins}"
     try:
         with own.running("sh", "-c", words, id=id, flags=[*mounts(), *visible(0), *flags]):
-            assert holding.told() == "ready"
-            for piece in range(pieces):
-                holding.fill(piece, piece + 1)
+            if not later:
+                assert holding.told() == "ready"
+                for piece in range(pieces):
+                    holding.fill(piece, piece + 1)
             yield holding
     finally:
         holding.close()

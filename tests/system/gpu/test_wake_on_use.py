@@ -87,6 +87,23 @@ def test_container_gets_what_it_has_declared_and_no_more(ctr: Ctr, agent: NodeAg
             assert container.ask("look") == f"0 of {8 * PIECE_MIB << 20}"
 
 
+def test_exec_counts_for_what_its_container_has_declared(ctr: Ctr, agent: NodeAgent) -> None:
+    own = Ctr(ctr.runtime, ctr.namespace, PYTHON)
+    with gpu.holding(ctr, 6, flags=["--annotation", f"kybernate.io/vram={8 * PIECE_MIB}Mi"]) as container:
+        holds = [["sh", "-c", f"exec python3 {gpu.INSIDE}/holds.py {pieces} < /dev/null"] for pieces in (2, 3)]
+        assert own.exec(container.id, *holds[0]) == "ready\n"
+        more = subprocess.run(
+            own.exec_argv(container.id, *holds[1]),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert more.returncode != 0
+        assert "cuMemAlloc_v2 failed: 2" in more.stderr
+        assert container.is_right()
+
+
 KERNEL = """
 import json, sys
 sys.path[:0] = {packages!r}

@@ -17,7 +17,7 @@ from tests.documentation import ROOT, modules
 LABELS = {
     "kybernate.io/restored-from", "kybernate.io/parked", "kybernate.io/parked-namespace", "kybernate.io/parked-log",
     "kybernate.io/reason", "kybernate.io/lab", "kybernate.io/up", "kybernate.io/up-model", "kybernate.io/up-digest",
-    "kybernate.io/up-network",
+    "kybernate.io/up-network", "kybernate.io/at-work",
 }  # fmt: skip
 TABLE = (ROOT / "docs/checkpoint.md").read_text()
 

@@ -119,6 +119,11 @@ def test_process_file_takes_the_terminal_flag_of_the_request(bundle: Bundle) -> 
     assert json.loads(bundle.process_file("e").read_text()) == {"terminal": False, "args": ["ü"], "x-future": 1}
 
 
+def test_process_file_has_what_is_edited(bundle: Bundle) -> None:
+    bundle.write_process("e", b'{"args":["a"]}', terminal=False, edit=lambda document: document.update(env=["A=1"]))
+    assert json.loads(bundle.process_file("e").read_text()) == {"args": ["a"], "env": ["A=1"], "terminal": False}
+
+
 @pytest.mark.parametrize("process", [b"", b"[]", b"{", b"\xff"])
 def test_process_that_is_no_json_object_is_refused(bundle: Bundle, process: bytes) -> None:
     with pytest.raises(ValueError, match=r"JSON|Expecting|decode"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from kybernate_shim.oci.preload_spec import (
     DESTINATION,
     LEDGER,
     LIBRARY,
+    TURN,
     add_library,
     declared_vram,
+    join,
     limit_vram,
+    make_turn_file,
+    show_turn,
     wants_library,
 )
 from kybernate_shim.oci.spec import Spec
@@ -77,3 +82,37 @@ def test_limit_is_in_the_environment_and_its_count_on_a_tmpfs() -> None:
     (mount,) = document["mounts"]
     assert (mount["destination"], mount["type"]) == (LEDGER, "tmpfs")
     assert document["process"]["env"] == ["A=1", f"KYBERNATE_VRAM={5 << 20}:{LEDGER}/ledger"]
+
+
+def test_turn_is_a_file_that_the_container_can_only_read(tmp_path: Path) -> None:
+    file = make_turn_file(tmp_path / "sources/turns/n/c")
+    document: dict[str, Any] = {}
+    show_turn(document, file)
+    show_turn(document, file)
+    (mount,) = document["mounts"]
+    assert (mount["destination"], mount["source"], "ro" in mount["options"]) == (TURN, str(file), True)
+    assert document["process"]["env"] == [f"KYBERNATE_TURN={TURN}"]
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"", 0o644)
+    assert {one.stat().st_mode & 0o777 for one in file.parents[:3]} == {0o711}
+
+
+def test_turn_file_of_a_container_that_starts_again_lets_it_begin(tmp_path: Path) -> None:
+    file = make_turn_file(tmp_path / "sources/turns/n/c")
+    file.write_text("start")
+    assert make_turn_file(file).read_bytes() == b""
+
+
+def test_exec_loads_the_library_as_the_container_does() -> None:
+    document: dict[str, Any] = {"process": {"env": ["OWN=1"]}}
+    add_library(document)
+    limit_vram(document, 5)
+    show_turn(document, Path("/turn"))
+    process: dict[str, Any] = {"env": ["A=1", "LD_PRELOAD=/a.so", "KYBERNATE_VRAM=0"]}
+    join(process, Spec(document))
+    join(process, Spec(document))
+    assert process["env"] == [
+        "A=1",
+        f"LD_PRELOAD={DESTINATION}:/a.so",
+        f"KYBERNATE_VRAM=5:{LEDGER}/ledger",
+        f"KYBERNATE_TURN={TURN}",
+    ]

@@ -90,6 +90,28 @@ def test_library_is_not_mounted_for_processes_that_have_none(
     assert [one["destination"] for one in mounts] == ["/dev/kybernate-arena.so"] * loads
 
 
+@pytest.mark.parametrize(
+    ("annotations", "shown"),
+    [
+        ({"kybernate.io/vram": "1Gi", "kybernate.io/seat": "one"}, True),
+        ({"kybernate.io/vram": "1Gi", "kyb.ai/seat": "g0-s1"}, True),
+        ({"kybernate.io/vram": "1Gi"}, False),
+        ({"kybernate.io/seat": "one"}, False),
+    ],
+)
+def test_turn_is_shown_to_containers_with_a_seat_and_the_library(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, annotations: dict[str, str], shown: bool
+) -> None:
+    file = tmp_path / "sources/turns/n/c"
+    monkeypatch.setattr("kybernate_shim.task.prepare.LIBRARY", bundle / "config.json")
+    monkeypatch.setattr("kybernate_shim.task.prepare.turn_file", lambda namespace, container: file)
+    annotated(bundle, annotations)
+    prepared(bundle)
+    mounts = json.loads((bundle / "config.json").read_text()).get("mounts", [])
+    assert file.exists() is shown
+    assert ("/dev/kybernate-turn" in [one["destination"] for one in mounts]) is shown
+
+
 MISSPELT = {"kybernate.io/restore-form": "nightly"}
 
 

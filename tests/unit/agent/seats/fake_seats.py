@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +56,7 @@ class FakeNode:
     swaps: dict[str, Key] = field(default_factory=dict)  # operations of others, and the container that leaves by them
     asked: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    shown: dict[Key, bool] = field(default_factory=dict)  # whether programs may begin with CUDA
 
     def __post_init__(self) -> None:
         self.room = RoomOwner(lambda *arguments, **about: None)
@@ -154,19 +155,23 @@ class FakeNode:
             priority=lambda one: None,
             is_own=self.own.__contains__,
             leaves=self.swaps.get,
+            show_turns=self.show,
         )
+
+    def show(self, turns: Mapping[Key, bool]) -> None:
+        self.shown = dict(turns)
 
     # ---- its acts
 
     async def wake(self, seat: str, key: Key) -> Outcome:
         return await self._change(key, "resuming", "attached")
 
-    async def suspend(self, seat: str, key: Key) -> Outcome:
+    async def suspend(self, seat: str, key: Key, *, again: bool = False) -> Outcome:
         if seat:
             self.asked.append("suspend")
         return await self._change(key, "suspending", "suspended")
 
-    async def swap(self, seat: str, out: Key, key: Key) -> Outcome:
+    async def swap(self, seat: str, out: Key, key: Key, *, again: bool = False) -> Outcome:
         left = await self.suspend(seat, out)
         return await self.wake(seat, key) if left.succeeded else left
 

@@ -33,6 +33,25 @@ def test_a_request_suspends_what_is_active_and_wakes() -> None:
     run(work())
 
 
+def test_programs_may_begin_in_their_turn_alone() -> None:
+    """Also in a swap: what comes may begin once what leaves has left."""
+
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.shown == {a: True, b: False})
+            node.holding_up = True
+            arbiter.ask(b, "use")
+            await until(lambda: node.status(a) == "suspending")
+            await until(lambda: node.shown == {a: False, b: False})
+            node.holding_up = False
+            await until(lambda: node.shown == {a: False, b: True})
+            assert (node.status(a), node.status(b)) == ("suspended", "active")
+
+    run(work())
+
+
 def test_what_was_active_together_before_the_arbiter_is_separated() -> None:
     async def work() -> None:
         node = FakeNode()

@@ -64,6 +64,27 @@ def test_what_waits_for_room_is_a_request_as_long_as_it_waits() -> None:
     assert seated(place, seen(gpu="suspended", held_bytes=0), again, NOW + 2, acting=False).requests == ()
 
 
+@pytest.mark.parametrize(
+    ("gpu", "held", "waits", "overlaps"),
+    [
+        ("suspended", 0, "", True),
+        ("attached", GIB, "", True),
+        ("attached", 0, "", False),  # it has nothing that a swap could move: it has not used its GPU yet
+        ("", 0, "", False),
+        ("suspended", 0, "operation", False),
+    ],
+)
+def test_swap_is_for_seats_with_vram_to_move(gpu: str, held: int, waits: str, overlaps: bool) -> None:
+    assert (
+        seated(places()[0], seen(gpu=gpu, held_bytes=held, waits=waits), None, NOW, acting=False).overlaps is overlaps
+    )
+
+
+def test_operation_that_waits_has_waited_since_it_was_asked_for() -> None:
+    found = seated(places()[0], seen(gpu="suspended", waits="operation", waits_since=5.0), None, NOW, acting=False)
+    assert found.requests == (Request(5.0, "operation"),)
+
+
 def test_need_is_declared_else_learned() -> None:
     (place, *_) = places()
     container = wire.Container(id="c", state="running", gpu="suspended", vram_bytes=3 * GIB)

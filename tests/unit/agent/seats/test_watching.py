@@ -10,6 +10,7 @@ import pytest
 
 from kybernate.agent.seats import watching
 from kybernate.agent.seats.claims import Key
+from kybernate.agent.seats.turn_files import TurnFiles
 from kybernate.agent.seats.watching import UseWatch
 
 A, B = ("default", "a"), ("default", "b")
@@ -97,3 +98,27 @@ def test_sleep_on_request_is_settled_before_or_after_the_container_is_known(monk
         await until(lambda: FakeContainer.made[1].before == {(1, 1): 7})
 
     watch(body)
+
+
+def test_program_that_waits_for_its_turn_is_a_use_until_that_is_settled() -> None:
+    class Files(TurnFiles):
+        awaited: ClassVar[set[Key]] = {B}
+
+        def is_awaited(self, key: Key) -> bool:
+            return key in self.awaited
+
+        def settle(self, key: Key) -> None:
+            self.awaited.discard(key)
+
+    async def main() -> None:
+        told: list[Key] = []
+        one = UseWatch(PIDS.get, Files())
+        task = asyncio.create_task(one.run(lambda: {A, B}, told.append))
+        await until(lambda: told)
+        assert told == [B]
+        one.settle(B)
+        assert not Files.awaited
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(main())
