@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kybernate.proxy.api_errors import Refusal
 from kybernate.proxy.engine import Refused
@@ -13,11 +13,11 @@ from kybernate.proxy.settings import Route
 
 
 class Callers:
-    """`keys` are those of the routes' files: names by hashes, by path."""
+    """`keys` are those of the routes' files: names by hashes, by path. `quota` has what was counted until now."""
 
-    def __init__(self, keys: Mapping[str, Mapping[str, str]]) -> None:
-        self._keys = keys
-        self._quota = Quota()
+    def __init__(self, routes: Sequence[Route], keys: Mapping[str, Mapping[str, str]], quota: Quota) -> None:
+        self._keys, self._quota = keys, quota
+        self._names = {id(route): name_of(route) for route in routes if route.quota}
 
     def require_key(self, record: Record, route: Route | None) -> None:
         """Find whose key a request has. Raises Refused for a missing or unknown one where the route asks for one."""
@@ -32,7 +32,12 @@ class Callers:
         """Count a request. Raises Refused for one over the quota."""
         if route is None or not route.quota:
             return
-        caller = f"{id(route)} {record.owner or record.client}"
+        caller = f"{self._names[id(route)]} {record.owner or record.client}"
         if seconds := self._quota.take(caller, route.quota, time.monotonic()):
             words = f"more than {route.quota} requests a minute"
             raise Refused(Refusal(429, "rate_limit_exceeded", words, seconds))
+
+
+def name_of(route: Route) -> str:
+    """Return what a route is known by when the settings are read again: all of it but how many requests it allows."""
+    return repr((route.hosts, route.paths, sorted(route.headers.items()), route.to, str(route.keys or "")))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 from types import TracebackType
@@ -15,6 +16,7 @@ from kybernate.proxy import holding
 from kybernate.proxy.api_errors import Refusal
 from kybernate.proxy.holding import Drain, Held, Phase, Refuse, Release, Reopen, Suspend, Ticket, Wake
 from kybernate.proxy.models import Models, SuspendFailed, WakeFailed, port_accepts
+from kybernate.proxy.record import LastWake
 from kybernate.proxy.routing import Load
 from kybernate.proxy.settings import Model
 from kybernate_shim.logs import Log
@@ -93,6 +95,7 @@ class Engine:
         self._ids = count(1)
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._last_wake: dict[str, float] = {}
+        self._wakes: dict[str, LastWake] = {}
         self._meanwhile: dict[str, Phase] = {}  # what the source saw last of a model that this engine works on
         self._works: dict[str, object] = {}  # the last work of each model, while it lasts
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -123,6 +126,10 @@ class Engine:
     def usual_wake(self, name: str) -> float:
         """Return how many seconds the last wake of a model took, 0 where there was none."""
         return self._last_wake.get(name, 0.0)
+
+    def last_wake(self, name: str) -> LastWake | None:
+        """Return when a model woke last, however that ended; None where it has not."""
+        return self._wakes.get(name)
 
     def try_pass(self, name: str) -> Admission | None:
         """Admit a request that need not wait."""
@@ -364,6 +371,7 @@ class Engine:
         """Wake a model and wait for its port; `ask` is false where something else has woken it."""
         model, began = held.model, self._loop.time()
         reason, stage, absent = "", "its container", False
+        self._wakes[model.name] = LastWake(time.monotonic(), inf, "")
         try:
             async with asyncio.timeout(model.wake_timeout or None):
                 if ask:
@@ -376,7 +384,9 @@ class Engine:
         except TimeoutError:
             reason = f"{stage} was not ready within {model.wake_timeout:.0f} s"
         now = self._loop.time()
-        self._figures.woke(model.name, "failed" if reason else "woken", now - began)
+        outcome = "failed" if reason else "woken"
+        self._figures.woke(model.name, outcome, now - began)
+        self._wakes[model.name] = replace(self._wakes[model.name], ended=time.monotonic(), outcome=outcome)
         if held.phase != Phase.WAKING:  # it has vanished meanwhile
             self._step(held)
             return

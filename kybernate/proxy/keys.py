@@ -50,7 +50,10 @@ def owner_of(key: str, keys: Mapping[str, str]) -> str | None:
 
 
 class Quota:
-    """Requests a minute, for each caller: a bucket that fills evenly and holds one minute's worth."""
+    """Requests a minute, for each caller: a bucket that fills evenly and holds one minute's worth.
+
+    It outlives the settings that it was used by: a caller has one bucket, however often they are read again.
+    """
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[float, float]] = {}  # tokens, and when

@@ -16,10 +16,9 @@ from prometheus_client.registry import Collector
 
 from kybernate.proxy.engine import Engine
 from kybernate.proxy.holding import Phase
-from kybernate.proxy.record import Record
+from kybernate.proxy.record import Record, code_of
 
 SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-CLIENT_GONE: Final = 499  # as nginx counts those
 
 
 class Metrics:
@@ -98,11 +97,6 @@ class States(Collector):
             held_bytes.add_metric([name], held.bytes)
             in_flight.add_metric([name], max(held.in_flight, held.elsewhere))
         yield from (phases, waiting, held_bytes, in_flight)
-
-
-def code_of(record: Record) -> int:
-    """Return the status that counts: that of a client which hung up is none that it was sent."""
-    return CLIENT_GONE if record.reason == "client_gone" else record.status
 
 
 class AccessLog:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kybernate.proxy.callers import Callers
 from kybernate.proxy.document import read_text, unusable
-from kybernate.proxy.keys import read_keys
+from kybernate.proxy.keys import Quota, read_keys
 from kybernate.proxy.routing import Router
 from kybernate.proxy.settings import Settings
 
@@ -23,7 +23,7 @@ class Rules:
     peer_keys: Mapping[str, str]
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings, self._quota = settings, Quota()
         self._take(settings)
 
     def require_changeable(self, settings: Settings) -> None:
@@ -43,7 +43,8 @@ class Rules:
         self._take(settings)
 
     def _take(self, settings: Settings) -> None:
-        callers = Callers({str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys})
+        keys = {str(route.keys): read_keys(route.keys) for route in settings.routes if route.keys}
+        callers = Callers(settings.routes, keys, self._quota)
         peer_keys = {one.name: read_text(one.key_file).strip() for one in settings.peers if one.key_file}
         self.settings, self.router = settings, Router(settings)
         self.callers, self.peer_keys = callers, peer_keys

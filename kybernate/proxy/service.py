@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from aiohttp import ClientSession, web
 
+from kybernate.node.failure import Failure
 from kybernate.proxy.activity import Activity
 from kybernate.proxy.document import unusable
 from kybernate.proxy.embedded.connection import Connections
@@ -19,28 +22,38 @@ from kybernate.proxy.engine import Engine
 from kybernate.proxy.ext_proc.server import ExtProcPort
 from kybernate.proxy.haproxy.child import HaproxyUnusable
 from kybernate.proxy.haproxy.plane import HaproxyPlane
+from kybernate.proxy.haproxy.tracing import TraceLines
 from kybernate.proxy.metrics import AccessLog, Metrics, States
 from kybernate.proxy.models import Models
 from kybernate.proxy.record import Record
 from kybernate.proxy.rules import Rules
 from kybernate.proxy.settings import Model, Selector, Settings
 from kybernate.proxy.shares import Shares, Sharing
+from kybernate.proxy.tracing import Export, Traces, export_of
 from kybernate_shim.logs import Log
 
 BACKLOG = 4096
+TRACES_SECONDS: Final = 2.0  # at the end of the proxy, for spans that wait
 
 
 @dataclass
 class Observers:
-    """Passes each request that has ended to metrics and access log."""
+    """Passes each request to metrics, access log and traces."""
 
     metrics: Metrics
     access: AccessLog | None
+    traces: Traces | None
+
+    def began(self, record: Record) -> None:
+        if self.traces is not None:
+            self.traces.began(record)
 
     def ended(self, record: Record) -> None:
         self.metrics.ended(record)
         if self.access is not None:
             self.access.ended(record)
+        if self.traces is not None:
+            self.traces.ended(record)
 
 
 @dataclass
@@ -64,6 +77,8 @@ class Service:
     inner: Inner | None = None
     watching: list[asyncio.Task[None]] = field(default_factory=list)
     access: AccessLog | None = None
+    traces: Traces | None = None
+    trace_lines: TraceLines | None = None
     log: Log | None = None
 
     def reopen_log(self) -> None:
@@ -114,6 +129,10 @@ class Service:
         await self.client.close()
         if self.inner is not None:
             await self.inner.client.close()
+        if self.trace_lines is not None:
+            self.trace_lines.close()
+        if self.traces is not None:
+            await self.traces.close(TRACES_SECONDS)
 
 
 async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sharing, str] | None = None) -> Service:
@@ -123,7 +142,8 @@ async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sha
 
     Raises Invalid where a file of keys or an address cannot be used, and HaproxyUnusable.
     """
-    plane = HaproxyPlane(settings, log) if settings.plane == "haproxy" else None
+    export, traces = _tracing(log)
+    plane = HaproxyPlane(settings, log, export) if settings.plane == "haproxy" else None
     metrics = Metrics(one.name for one in settings.models)
     engine = Engine(source, settings.models, metrics, log, plane)
     metrics.registry.register(States(engine))
@@ -131,10 +151,11 @@ async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sha
     access = AccessLog(settings.access_log) if settings.access_log else None
     rules = Rules(settings)
     inner = Inner(session(plane.places.inner), plane.inner_names()) if plane is not None else None
-    observers = Observers(metrics, access)
+    observers = Observers(metrics, access, traces)
     handler = Handler(rules, engine, client, observers, log, inner)
     connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
     service = Service(engine, metrics, client, connections, rules, plane=plane, inner=inner, access=access, log=log)
+    service.traces = traces
     if settings.ext_proc:
         service.ext_proc = ExtProcPort(rules, engine, observers)
     try:
@@ -152,11 +173,25 @@ async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sha
     return service
 
 
+def _tracing(log: Log) -> tuple[Export | None, Traces | None]:
+    """Return where traces are sent, and what sends them; a proxy that cannot send them works without."""
+    if (export := export_of(os.environ)) is None:
+        return None, None
+    try:
+        return export, Traces.to(export, log)
+    except Failure as error:
+        log.warning("tracing.refused", error=str(error), advice=error.advice)
+        return None, None
+
+
 async def _listen(service: Service, settings: Settings, log: Log) -> None:
     loop = asyncio.get_running_loop()
     try:
         if service.plane is not None:
             socket = service.plane.prepare()
+            if service.traces is not None:
+                names = {backend: name for name, backend in service.plane.inner_names().items()}
+                service.trace_lines = TraceLines(service.plane.places.traces, names, service.traces)
             service.servers.append(await loop.create_unix_server(service.connections, socket, backlog=BACKLOG))
             service.port = settings.listen[1]
         else:

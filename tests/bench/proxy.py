@@ -1,15 +1,18 @@
 """The proxy against direct connections and a plain HAProxy: latency, requests a second, a GiB, and what is held.
 
-    python -m tests.bench.proxy [latency] [rate] [gib] [held]
+    python -m tests.bench.proxy [latency] [rate] [gib] [held] [--threads 1] [--loaders 6]
 
 Ways that are compared take turns, in one run; a figure is a median of rounds. Load comes from this process, the model
 is one of its own (tests/bench/proxy_parts.py). The plain HAProxy routes by the same field of the body, by the same
-program and number of threads. A line of JSON per figure is appended to build/bench.jsonl; `stock` is the bar itself
+program and number of threads, which are as many as the machine has CPUs. On a machine with many CPUs, load and model
+are slower than that: `--loaders` makes so many processes of each, for requests a second, and `--threads` is HAProxy's
+number. A line of JSON per figure is appended to build/bench.jsonl; `stock` is the bar itself
 where that is no ratio. Exit status 1 where one misses its bar.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import resource
@@ -18,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
@@ -34,10 +37,11 @@ BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 
 ROUNDS = 7
 CONNECTIONS, PER_SECOND, SECONDS = 64, 300, 3.0
 HELD = 10_000
+FIGURES = ["latency", "rate", "gib", "held"]
 PLAIN = """
 global
     maxconn 4000
-    stats socket {state}/admin.sock
+{threads}    stats socket {state}/admin.sock
     tune.bufsize 32768
 defaults
     mode http
@@ -80,9 +84,19 @@ def part(*words: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen[bytes]]
 
 
 @contextmanager
-def awake(plane: str, port: int) -> Iterator[int]:
+def upstreams(count: int) -> Iterator[int]:
+    """Models that share one port, which is yielded."""
+    with ExitStack() as stack:
+        port = stack.enter_context(part("upstream"))[0]["port"]
+        for _ in range(count - 1):
+            stack.enter_context(part("upstream", str(port)))
+        yield port
+
+
+@contextmanager
+def awake(plane: str, port: int, threads: int) -> Iterator[int]:
     """A proxy whose model is awake, and whose requests pass as they will from then on."""
-    with part("proxy", plane, str(port)) as (said, process):
+    with part("proxy", plane, str(port), "0", str(threads)) as (said, process):
         assert process.stdin is not None
         process.stdin.write(b"wake\n")
         process.stdin.flush()
@@ -93,10 +107,11 @@ def awake(plane: str, port: int) -> Iterator[int]:
 
 
 @contextmanager
-def plain(port: int) -> Iterator[int]:
+def plain(port: int, threads: int) -> Iterator[int]:
     state, own = Path(tempfile.mkdtemp(prefix="plain-")), free_port()
     (state / "models.map").write_text("m model\n")
-    (state / "haproxy.cfg").write_text(PLAIN.format(own=own, port=port, state=state))
+    number = f"    nbthread {threads}\n" if threads else ""
+    (state / "haproxy.cfg").write_text(PLAIN.format(own=own, port=port, state=state, threads=number))
     process = subprocess.Popen([find_binary(), "-db", "-f", state / "haproxy.cfg"], stderr=subprocess.DEVNULL)
     try:
         while True:
@@ -169,8 +184,20 @@ async def paced(port: int) -> list[float]:
     return found
 
 
-async def closed_loop(port: int) -> float:
-    """Return requests a second of all connections, each of which asks again as soon as it has its answer."""
+def requests_a_second(port: int, loaders: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Return those of CONNECTIONS connections, which are of these processes, or of this one where there are none."""
+    if not loaders:
+        return float(loop_of(lambda: closed_loop(port, CONNECTIONS)))
+    for process in loaders:
+        assert process.stdin is not None
+        process.stdin.write(b"%d\n" % port)
+        process.stdin.flush()
+    return sum(float(json.loads(process.stdout.readline())["rate"]) for process in loaders if process.stdout)
+
+
+async def closed_loop(port: int, connections: int) -> float:
+    """Return requests a second of connections, each of which asks again as soon as it has its answer."""
+    everyone = await clients(port, connections)
     content, end, count = request(), time.perf_counter() + SECONDS, 0
 
     async def one(client: Client) -> None:
@@ -179,7 +206,6 @@ async def closed_loop(port: int) -> float:
             await client.ask(content)
             count += 1
 
-    everyone = await clients(port, CONNECTIONS)
     await asyncio.gather(*(one(client) for client in everyone))
     for client in everyone:
         client.transport.close()
@@ -232,8 +258,8 @@ def latency(ports: dict[str, int]) -> Iterator[Figure]:
         yield Figure(f"proxy.haproxy.latency.{name}", "machine", ours, plain_ms, "ms", 1.1, ROUNDS, ratio)
 
 
-def rate(ports: dict[str, int]) -> Iterator[Figure]:
-    found = rounds({name: lambda port=port: loop_of(lambda: closed_loop(port)) for name, port in ports.items()})
+def rate(ports: dict[str, int], loaders: Sequence[subprocess.Popen[bytes]]) -> Iterator[Figure]:
+    found = rounds({name: lambda port=port: requests_a_second(port, loaders) for name, port in ports.items()})
     ratio = median(plain / ours for ours, plain in zip(found["haproxy"], found["plain"], strict=True))
     ours, plain_rate = median(found["haproxy"]), median(found["plain"])
     yield Figure("proxy.haproxy.rate", "machine", ours, plain_rate, "1/s", 1 / 0.9, ROUNDS, ratio)
@@ -300,22 +326,38 @@ def main() -> int:
     """Return 1 where a figure misses its bar."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    wanted = sys.argv[1:] or ["latency", "rate", "gib", "held"]
+    arguments = _arguments()
+    threads, loaders = arguments.threads, arguments.loaders
+    each = str(CONNECTIONS // max(1, loaders))
     figures: list[Figure] = []
     print(HEADING, flush=True)
     with ExitStack() as stack:
-        said, _ = stack.enter_context(part("upstream"))
-        direct = said["port"]
-        if set(wanted) - {"held"}:
-            ports = {"direct": direct, "plain": stack.enter_context(plain(direct))}
-            ports |= {plane: stack.enter_context(awake(plane, direct)) for plane in ("embedded", "haproxy")}
-        for name in wanted:
-            made = held(direct) if name == "held" else {"latency": latency, "rate": rate, "gib": streaming}[name](ports)
-            for figure in made:
+        if set(arguments.figures) - {"held"}:
+            direct = stack.enter_context(upstreams(max(1, loaders)))
+            ports = {"direct": direct, "plain": stack.enter_context(plain(direct, threads))}
+            ports |= {plane: stack.enter_context(awake(plane, direct, threads)) for plane in ("embedded", "haproxy")}
+        made: dict[str, Callable[[], Iterator[Figure]]] = {
+            "latency": lambda: latency(ports),
+            "rate": lambda: rate(ports, [stack.enter_context(part("load", each))[1] for _ in range(loaders)]),
+            "gib": lambda: streaming(ports),
+            "held": lambda: held(stack.enter_context(upstreams(1))),
+        }
+        for name in arguments.figures:
+            for figure in made[name]():
                 figures.append(figure)
                 print(row(figure), flush=True)
                 record([figure])
     return 0 if all(figure.good for figure in figures) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.bench.proxy", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("figures", nargs="*", default=FIGURES, metavar="|".join(FIGURES), help="all without any")
+    parser.add_argument("--threads", type=int, default=0, help="of HAProxy, ours and the plain one (one for each CPU)")
+    parser.add_argument(
+        "--loaders", type=int, default=0, help="processes that ask and that answer, for `rate`"
+    )
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The processes of the proxy's measurements: a model that answers immediately, and a proxy whose wakes are the bench's.
 
-    python -m tests.bench.proxy_parts upstream
+    python -m tests.bench.proxy_parts upstream [PORT]
     python -m tests.bench.proxy_parts proxy embedded PORT
+    python -m tests.bench.proxy_parts load CONNECTIONS
 
-Each prints a line of JSON with its port once it listens. A line on stdin lets wakes of the proxy's model finish.
+Each prints a line of JSON with its port once it listens. A line on stdin lets wakes of the proxy's model finish. Load
+asks the port of each line on stdin for some seconds, and prints its requests a second.
 """
 
 from __future__ import annotations
@@ -77,17 +79,27 @@ def say(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
-async def upstream() -> None:
-    server = await asyncio.get_running_loop().create_server(Model, "127.0.0.1", 0, backlog=4096)
+async def load(connections: str) -> None:
+    from tests.bench.proxy import closed_loop  # which starts this
+
+    say(pid=os.getpid())
+    while port := await asyncio.to_thread(sys.stdin.readline):
+        say(rate=await closed_loop(int(port), int(connections)))
+
+
+async def upstream(port: str = "0") -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Model, "127.0.0.1", int(port), backlog=4096, reuse_port=True)
     say(port=server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
 
-async def proxy(plane: str, port: str, concurrency: str = "0") -> None:
+async def proxy(plane: str, port: str, concurrency: str = "0", threads: str = "0") -> None:
     own = free_port()
     state = tempfile.mkdtemp(prefix="proxy-")
     settings = parse(
-        f"listen: 127.0.0.1:{own}\nplane: {plane}\nhaproxy: {{state: {state}}}\nlimits: {{per_client: 0}}\n"
+        f"listen: 127.0.0.1:{own}\nplane: {plane}\nhaproxy: {{state: {state}, threads: {threads}}}\n"
+        "limits: {per_client: 0}\n"
         f"models: {{m: {{container: m, upstream: 'http://127.0.0.1:{port}', concurrency: {concurrency}, "
         "queue: {count: 20000, age: 1h}}}\nroutes: [{path: /gib, to: m}, {path: /order, to: m}, {}]\n"
     )
@@ -108,7 +120,7 @@ async def proxy(plane: str, port: str, concurrency: str = "0") -> None:
 
 
 async def main() -> None:
-    await {"upstream": upstream, "proxy": proxy}[sys.argv[1]](*sys.argv[2:])
+    await {"upstream": upstream, "proxy": proxy, "load": load}[sys.argv[1]](*sys.argv[2:])
 
 
 if __name__ == "__main__":

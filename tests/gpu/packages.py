@@ -14,17 +14,20 @@ WHEELS = Path(__file__).resolve().parents[2] / "build/gpu-kit/wheels"
 NEEDED = ("msgspec", "google.protobuf")
 
 
-def make_importable() -> None:
-    """Unpack the kit's wheels where a package is missing. The environment of other programs stays as it is.
+def make_importable(*needed: str) -> str:
+    """Unpack the kit's wheels where a package is missing, and return where, "" where none is.
 
-    The kit's come before the machine's, as in the programs of the node: generated code refuses older versions.
+    The kit's come before the machine's, as in the programs of the node: generated code refuses older versions. The
+    environment of other programs stays as it is.
     """
-    if WHEELS.is_dir() and not all(map(_is_there, NEEDED)):
+    site = ""
+    if WHEELS.is_dir() and not all(map(_is_there, (*NEEDED, *needed))):
         site = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, site, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*pip, "--target", site, *sorted(WHEELS.glob("*.whl"))], check=True)
         sys.path.insert(1, site)  # after the checkout
+    return site
 
 
 def _is_there(package: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +43,9 @@ class Exchange(Record):
     target: str
     through: str = ""  # the model, where another data plane passes this request on and counts it
     answer: web.StreamResponse | None = None
+
+    def all_of(self, name: str) -> Sequence[str]:
+        return self.request.headers.getall(name, ())
 
     @property
     def is_last(self) -> bool:

@@ -65,6 +65,7 @@ class Handler:
         protocol: Any = request.protocol
         protocol.head_arrived()
         exchange = self._exchange(request)
+        self._observer.began(exchange)
         try:
             try:
                 answer = await self._answered(exchange)
@@ -163,7 +164,7 @@ class Handler:
         scheme = "https" if exchange.request.secure else "http"
         return header_rules.for_upstream(
             headers, client=self._peer_of(exchange), scheme=scheme, request_id=exchange.id, trusted=exchange.trusted,
-            drop=drop,
+            drop=drop, trace=exchange.trace,
         )  # fmt: skip
 
     @staticmethod
@@ -239,12 +240,17 @@ class Handler:
     async def _admitted(self, exchange: Exchange, model: Model, size: int, deadline: float, streams: bool) -> Admission:
         if passed := self._engine.try_pass(model.name):
             return passed
-        if streams and model.progress != "none":
-            admission = await self._admitted_with_progress(exchange, model, size, deadline)
-        elif exchange.request.content.at_eof():
-            admission = await self._engine.wait(model.name, bytes=size, deadline=deadline)
-        else:
-            admission = await self._admitted_unread(exchange, model, size, deadline)
+        exchange.held_since = time.monotonic()
+        try:
+            if streams and model.progress != "none":
+                admission = await self._admitted_with_progress(exchange, model, size, deadline)
+            elif exchange.request.content.at_eof():
+                admission = await self._engine.wait(model.name, bytes=size, deadline=deadline)
+            else:
+                admission = await self._admitted_unread(exchange, model, size, deadline)
+            exchange.held_until = time.monotonic()
+        finally:
+            exchange.woke = self._engine.last_wake(model.name)
         exchange.waited, exchange.cold = admission.waited, admission.cold
         exchange.wake_ms = round(admission.waited * 1000)
         return admission

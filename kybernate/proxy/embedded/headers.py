@@ -11,6 +11,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from kybernate.proxy.api_errors import Refusal
+from kybernate.proxy.record import Trace
 
 Headers = Mapping[str, str]
 # RFC 9110, 7.6.1, and those that clients send to proxies alone.
@@ -38,9 +39,18 @@ def passed_on(headers: CIMultiDict[str], *, but: frozenset[str] = frozenset()) -
 
 
 def for_upstream(
-    headers: CIMultiDict[str], *, client: str, scheme: str, request_id: str, trusted: bool, drop: frozenset[str]
+    headers: CIMultiDict[str],
+    *,
+    client: str,
+    scheme: str,
+    request_id: str,
+    trusted: bool,
+    drop: frozenset[str],
+    trace: Trace | None = None,
 ) -> CIMultiDict[str]:
     """Return the headers of the request that is passed on. What a trusted proxy before this one said is kept.
+
+    With `trace`, the model continues that one, and what systems before have said of another one is left out.
 
     `client` is the peer's address, "" for a UNIX socket, whose peer has said all there is.
     """
@@ -52,6 +62,10 @@ def for_upstream(
     if host:
         found["X-Forwarded-Host"] = host
     found["X-Request-Id"] = request_id
+    if trace is not None:
+        found["traceparent"] = trace.traceparent
+        if not trace.parent:
+            found.popall("tracestate", None)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from math import inf
 from typing import Any, Final
 
@@ -68,6 +69,7 @@ async def pass_upgrade(exchange: Exchange, base: str, headers: CIMultiDict[str])
     """
     host, port = place_of(base)
     tls = True if base.startswith("https:") else None
+    exchange.passed = time.monotonic()
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=MOST_HEAD, ssl=tls)
@@ -82,7 +84,7 @@ async def pass_upgrade(exchange: Exchange, base: str, headers: CIMultiDict[str])
         client = protocol.transport
         if client is None:
             return Taken()
-        exchange.status = _status(head)
+        exchange.status, exchange.answered = _status(head), time.monotonic()
         client.write(_marked(exchange, head))
         protocol.keep_alive(False)
         if exchange.status == SWITCHING:

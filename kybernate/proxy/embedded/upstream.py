@@ -81,6 +81,7 @@ class Upstreams:
 
         Raises Refused where there is none. What breaks after the answer has begun ends the client's connection.
         """
+        exchange.passed = time.monotonic()
         async with self._answer_of(exchange, body, content, base, headers, left) as response:
             answered()
             if exchange.answer is not None:

@@ -21,7 +21,7 @@ from kybernate.proxy.ext_proc import answers
 from kybernate.proxy.filters import filtered
 from kybernate.proxy.keys import KEY_HEADERS
 from kybernate.proxy.model_field import fields_of
-from kybernate.proxy.record import Record
+from kybernate.proxy.record import LastWake, Record
 from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, ToModel, ToPeer
 from kybernate.proxy.settings import Limits, Model, Peer, Route
 
@@ -54,6 +54,8 @@ class Brain(Protocol):
     def try_pass(self, name: str) -> Admission | None: ...
 
     async def wait(self, name: str, *, bytes: int, deadline: float) -> Admission: ...
+
+    def last_wake(self, name: str) -> LastWake | None: ...
 
     async def endpoint(self, upstream: str) -> str:
         """Return ADDRESS:PORT. Raises Refused."""
@@ -216,7 +218,12 @@ class Conversation:
         admission = self._brain.try_pass(model.name)
         if admission is None:
             await self._prolong(answers.LONGEST)
-            admission = await self._brain.wait(model.name, bytes=len(body.prefix), deadline=deadline)
+            record.held_since = time.monotonic()
+            try:
+                admission = await self._brain.wait(model.name, bytes=len(body.prefix), deadline=deadline)
+                record.held_until = time.monotonic()
+            finally:
+                record.woke = self._brain.last_wake(model.name)
         until_end.enter_context(admission)
         record.waited, record.cold = admission.waited, admission.cold
         record.wake_ms = round(admission.waited * 1000)

@@ -23,7 +23,7 @@ from kybernate.proxy.ext_proc.conversation import Conversation
 from kybernate.proxy.holding import Phase
 from kybernate.proxy.models import place_of
 from kybernate.proxy.models_list import listed
-from kybernate.proxy.record import Observer, Record
+from kybernate.proxy.record import LastWake, Observer, Record
 from kybernate.proxy.routing import Decision, Head, ListModels, ToModel, probe_for
 from kybernate.proxy.rules import Rules
 from kybernate.proxy.settings import Peer, Route
@@ -79,6 +79,7 @@ class ExtProcPort(service.ExternalProcessorServicer):
             words = "request_header_mode must be SEND, and observability_mode false"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
         conversation = Conversation(self, first, request_iterator, context.write)
+        self._observer.began(conversation.record)
         self._streams += 1
         try:
             await conversation.run()
@@ -120,6 +121,9 @@ class ExtProcPort(service.ExternalProcessorServicer):
 
     async def wait(self, name: str, *, bytes: int, deadline: float) -> Admission:
         return await self._engine.wait(name, bytes=bytes, deadline=deadline)
+
+    def last_wake(self, name: str) -> LastWake | None:
+        return self._engine.last_wake(name)
 
     async def endpoint(self, upstream: str) -> str:
         place, until = self._places.get(upstream, ("", 0.0))

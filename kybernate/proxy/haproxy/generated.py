@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from kybernate.proxy.haproxy.tracing import log_lines, trace_lines
 from kybernate.proxy.settings import Model, Route, Settings
+from kybernate.proxy.tracing import Export
 
 ACTIVATOR: Final = "activator"
 BUFFER: Final = 32 << 10  # bytes of head and body that are seen before a request is routed
@@ -59,6 +61,10 @@ class Places:
         return self.state / "models.map"
 
     @property
+    def traces(self) -> Path:
+        return self.state / "traces.sock"
+
+    @property
     def pid(self) -> Path:
         return self.state / "haproxy.pid"
 
@@ -88,12 +94,15 @@ def written_map(settings: Settings) -> str:
     return "".join(f"{name} {ACTIVATOR}\n" for name in names if not re.search(r"\s", name))
 
 
-def generated(settings: Settings, places: Places, max_connections: int) -> str:
-    """Return the whole configuration. The lines that the settings add stand at the end of their sections."""
+def generated(settings: Settings, places: Places, max_connections: int, export: Export | None = None) -> str:
+    """Return the whole configuration. The lines that the settings add stand at the end of their sections.
+
+    With `export`, requests that HAProxy passes by itself are in traces as well.
+    """
     sections = [
         _global(settings, places, max_connections),
         _defaults(settings),
-        _frontend(settings, places),
+        _frontend(settings, places, export),
         _inner(places),
         [f"backend {ACTIVATOR}", "    http-reuse safe", f"    server activator unix@{places.activator}"],
         *(_backend(settings, model) for model in direct_models(settings)),
@@ -141,15 +150,16 @@ def _error(status: int) -> str:
     return f"    http-error status {status} content-type application/json string '{body}'{after}"
 
 
-def _frontend(settings: Settings, places: Places) -> list[str]:
+def _frontend(settings: Settings, places: Places, export: Export | None) -> list[str]:
     host, port = settings.listen
     return [
         "frontend public",
         f"    bind {f'[{host}]' if ':' in host else host}:{port}",
         *_clients(settings),
+        *(log_lines(places.traces) if export is not None else ()),
         *_checks(settings),
         *_headers(),
-        *_routes(settings, places),
+        *_routes(settings, places, export),
         *_added(settings.haproxy.extra_frontend),
         f"    default_backend {ACTIVATOR}",
     ]
@@ -207,7 +217,7 @@ def _headers() -> Iterator[str]:
     yield "    http-request del-header TE unless { req.hdr(te) -m str trailers }"
 
 
-def _routes(settings: Settings, places: Places) -> Iterator[str]:
+def _routes(settings: Settings, places: Places, export: Export | None) -> Iterator[str]:
     """Set txn.model where a request may go to its model without the activator, and look it up in the map."""
     for number, route in enumerate(settings.routes):
         yield from _conditions(number, route)
@@ -220,6 +230,8 @@ def _routes(settings: Settings, places: Places) -> Iterator[str]:
     yield f"    http-request set-var(txn.backend) var(txn.model),map({places.map})"
     goes = "{ var(txn.backend) -m found } !needs_activator plain_connection"
     yield f"    http-request del-header Authorization if {{ var(txn.owned) -m found }} {goes}"
+    if export is not None:
+        yield from trace_lines(export, f"{goes} !{{ var(txn.backend) -m str {ACTIVATOR} }}")
     yield f"    use_backend %[var(txn.backend)] if {goes}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from kybernate.proxy.haproxy.generated import (
 from kybernate.proxy.haproxy.runtime_api import Traffic
 from kybernate.proxy.keys import read_keys
 from kybernate.proxy.settings import Settings
+from kybernate.proxy.tracing import Export, export_of
 from kybernate_shim.logs import Log
 
 LOOK_SECONDS: Final = 0.5  # between two looks at what is in flight
@@ -31,8 +33,8 @@ SETTLE_SECONDS: Final = 0.01  # in which a request that has read the map before 
 class HaproxyPlane:
     """A Gate of the engine. Use: `start`, then the engine with it, then `watch`."""
 
-    def __init__(self, settings: Settings, log: Log) -> None:
-        self.settings, self._log = settings, log
+    def __init__(self, settings: Settings, log: Log, export: Export | None = None) -> None:
+        self.settings, self._log, self._export = settings, log, export
         self.places = Places(settings.haproxy.state)
         self.direct = {model.name: model for model in direct_models(settings)}
         self._wanted = dict.fromkeys(self.direct, ACTIVATOR)
@@ -86,7 +88,7 @@ class HaproxyPlane:
             found = await self.child.api.traffic()
         except OSError:
             found = {}  # there is none
-        await self.child.start(configuration(self.settings, self.places))
+        await self.child.start(configuration(self.settings, self.places, self._export))
         if self.child.leaving:
             self._left |= {name for name in self.direct if found.get(backend_of(name), NOTHING).in_flight}
 
@@ -164,11 +166,11 @@ def write_files(settings: Settings, places: Places) -> None:
             places.keys(number).write_text("".join(f"{one}\n" for one in read_keys(route.keys)))
 
 
-def configuration(settings: Settings, places: Places) -> str:
+def configuration(settings: Settings, places: Places, export: Export | None) -> str:
     """Return what HAProxy is started with. It reads keys once, so that other keys are another configuration."""
     numbers = [number for number, route in enumerate(settings.routes) if route.keys]
     keys = "".join(f"# keys {number}: {_digest(places.keys(number))}\n" for number in numbers)
-    return generated(settings, places, max_connections()) + keys
+    return generated(settings, places, max_connections(), export) + keys
 
 
 def _digest(path: Path) -> str:
@@ -177,4 +179,4 @@ def _digest(path: Path) -> str:
 
 def printed(settings: Settings) -> str:
     """Return the configuration, for people to read."""
-    return generated(settings, Places(settings.haproxy.state), max_connections())
+    return generated(settings, Places(settings.haproxy.state), max_connections(), export_of(os.environ))

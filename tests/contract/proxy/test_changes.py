@@ -67,6 +67,33 @@ async def test_key_that_was_taken_out_of_its_file_is_none(standing_proxy: Standi
         assert await allowed() == [200, 401, 200]
 
 
+async def test_what_was_counted_for_a_quota_counts_after_a_change(standing_proxy: Standing, tmp_path: Path) -> None:
+    """For each key and route: another route, or another key, has its own; one that allows more goes on from there."""
+    file = tmp_path / "keys"
+    file.write_text(keys_of("alice", "bob"))
+    routes = f"routes: [{{path: /status, to: qwen, keys: {file}, quota: 2}}, {{path: /other, to: qwen, quota: 1}}]"
+    async with standing_proxy(routes, phase=Phase.AWAKE) as stand:
+
+        async def statuses(name: str, path: str, count: int) -> list[int]:
+            found = []
+            for _ in range(count):
+                headers = {"Authorization": f"Bearer sk-{name}"}
+                async with stand.client.get(f"{stand.url}{path}", headers=headers) as answer:
+                    found.append(answer.status)
+            return found
+
+        assert await statuses("alice", "/status?code=204", 3) == [204, 204, 429]
+        assert await statuses("alice", "/other", 2) == [200, 429]
+        settings = stand.service.rules.settings
+        first, second = settings.routes
+        await stand.service.change(replace(settings, routes=(second, replace(first, quota=3))))
+        assert await statuses("alice", "/status?code=204", 1) == [429]
+        assert await statuses("alice", "/other", 1) == [429]
+        assert await statuses("bob", "/status?code=204", 4) == [204, 204, 204, 429]
+        await stand.service.change(replace(settings, routes=(first, replace(second, paths=("/more",)))))
+        assert await statuses("alice", "/more", 2) == [200, 429]
+
+
 async def test_what_cannot_change_is_named_and_nothing_changes(standing_proxy: Standing) -> None:
     async with standing_proxy("routes: [{path: /status, to: qwen}]", phase=Phase.AWAKE) as stand:
         settings = stand.service.rules.settings

@@ -30,6 +30,7 @@ FULL = os.environ.get("KYBERNATE_SCALE") == "full"
 SECONDS = 60 if FULL else 12  # of each victim
 RATES = {"busy": 200.0, "sleepy": 2.0} if FULL else {"busy": 100.0, "sleepy": 2.0}
 MODEL = "retry_after: 1s, queue: {count: 100000}"  # room for what comes while a busy machine restores
+AT_WORK = frozenset({"RUNNING", "PAUSED"})
 BETWEEN = 2.0  # two kills of one
 CHECKPOINTS = Path("/var/lib/kybernate/checkpoints")
 
@@ -98,9 +99,14 @@ class Node:
 
     def _kill_containers(self, victim: Callable[[str], int]) -> None:
         for id in self.containers.values():
-            before: int = self.ctr.pid(id)
+            before = eventually(lambda id=id: self._pid_at_work(id), seconds=60)  # type: ignore[misc]
             os.kill(victim(id), signal.SIGKILL)
-            eventually(lambda id=id, before=before: self.ctr.tasks().get(id, (before, ""))[0] != before, seconds=60)
+            eventually(lambda id=id, before=before: self._pid_at_work(id) not in (0, before), seconds=60)  # type: ignore[misc]
+
+    def _pid_at_work(self, id: str) -> int:
+        """Return the process of a container, 0 while there is none or it is being restored."""
+        pid, status = self.ctr.tasks().get(id, (0, ""))
+        return pid if status in AT_WORK else 0
 
 
 KILLS: dict[str, Callable[[Node], None]] = {
