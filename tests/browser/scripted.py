@@ -22,6 +22,7 @@ from kybernate.page.access import Role
 from kybernate.page.source import Action, ActionRefused, LogAbsent
 from kybernate.page.view import Begin, Change, Container, End, Found, Gpu, Image, Object, Put, Seat, Share, Tier
 from kybernate_shim.logs import Log
+from tests.gpu.page_record import read
 
 SECONDS = 20.0
 GIB = 1 << 30
@@ -123,6 +124,13 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def recorded(state: Path) -> Scripted:
+    """Return a node as a recording has it; see `tests.gpu.page_record`."""
+    source = Scripted()
+    source.say(*(one.change for one in read(state)))
+    return source
 
 
 def small_node(now: float = 0.0) -> list[Object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,25 @@ from playwright.sync_api import Browser, BrowserContext, expect
 from kybernate.node.failure import Unavailable
 from kybernate.page.access import Role
 from kybernate.page.source import Action, ActionRefused
-from kybernate.page.view import Container, Event, Found, Gone, Gpu, Image, Lost, Operation, Put, Seat, Share, Tier
+from kybernate.page.view import (
+    Begin,
+    Container,
+    End,
+    Event,
+    Found,
+    Gone,
+    Gpu,
+    Image,
+    Lost,
+    Operation,
+    Put,
+    Seat,
+    Share,
+    Tier,
+)
 from tests.browser.conftest import TIMEOUT_MS, logged_in
-from tests.browser.scripted import GIB, Scripted, Served, served
+from tests.browser.scripted import GIB, Scripted, Served, recorded, served
+from tests.gpu.page_record import Moment, encoded, state_at
 
 expect.set_options(timeout=TIMEOUT_MS)
 SUSPENDED = Container("k8s.io/b", "default/qwen/server", "registry/qwen:1", "running", "suspended", host_bytes=GIB)
@@ -48,6 +65,22 @@ def test_wake_is_watched_live(source: Scripted, page_server: Served, context: Br
     expect(tab.locator("[data-section=gpus]")).to_contain_text("54.0 GiB of 80.0 GiB")
     expect(tab.locator("#gpu-GPU-0")).to_contain_text("default/qwen/server")
     expect(line.get_by_role("button", name="Sleep")).to_be_visible()
+
+
+def test_recorded_moment_is_shown(context: BrowserContext, tmp_path: Path) -> None:
+    wake = Operation(
+        "1", "wake", "running", "k8s.io/b", "models/qwen", created=1.0, step="copy", done=GIB, total=2 * GIB
+    )
+    told = (Found("a-machine", ()), Begin(), Put(replace(SUSPENDED, title="models/qwen")), Put(wake), End())
+    state = tmp_path / "state.jsonl"
+    state.write_bytes(
+        b"".join(encoded(Moment(0.0, change)) for change in state_at([Moment(0.0, one) for one in told], 1))
+    )
+    with served(recorded(state), tmp_path) as page_server:
+        tab = logged_in(context, page_server)
+        expect(tab.locator("[data-section=containers]")).to_contain_text("models/qwen")
+        expect(tab.locator("[data-section=operations]")).to_contain_text("1.00 GiB of 2.00 GiB")
+        expect(tab.locator("body")).not_to_contain_text("a-machine")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Needs root and the kit with `--extras agent,proxy` (python -m tests.gpu.kit). Th
 tests/gpu/model_program.py are more than the GPU holds. Requests come by a Poisson process; each answer must be the one
 that the model gave before, by the same start of its program, with the same weights. Then all programs of the node are
 ended as by a reboot, and all models must answer again without having loaded. Results: DIRECTORY/models-WAY.json,
-requests-WAY.jsonl, and the logs.
+requests-WAY.jsonl, page-WAY.jsonl.gz with what the web page was told (`tests.gpu.page_record`), and the logs.
 
 `--way stop-start` serves the same requests by starting a model's program for them and stopping the one before, with
 its weights in a file that the machine has in memory. `--way driver` is `kybernate up` without the arena.
@@ -35,6 +35,7 @@ from pathlib import Path
 from tests.gpu import machine as machines
 from tests.gpu.host_memory import GIB, touch_what_is_there, used
 from tests.gpu.machine import CHECKOUT, DRIVER, Machine
+from tests.gpu.page_record import recording
 from tests.gpu.scenarios import await_true
 
 PROGRAM = Path(__file__).with_name("model_program.py")
@@ -173,24 +174,26 @@ def _by_up(names: list[str], arguments: argparse.Namespace) -> int:
     ballast = subprocess.Popen([sys.executable, "-c", BALLAST, str(arguments.ballast)]) if arguments.ballast else None
     platform = prepared(root, names, arguments)
     facts: dict[str, object] = {}
+    page = arguments.out / f"page-{arguments.way}.jsonl.gz"
     try:
-        began = time.monotonic()
-        platform.start()
-        await_true(
-            lambda: all(f"{name}: ready at" in platform.said() for name in names),
-            "all models are ready",
-            seconds=LOAD_SECONDS,
-            shown=platform.said,
-        )
-        facts["ready_seconds"] = round(time.monotonic() - began, 1)
-        print(f"all are ready after {facts['ready_seconds']} s", flush=True)
-        show(platform, "kybernate", "ps")
-        answers = load(names, arguments, ask_proxy)
-        show(platform, "kybernate", "ps")
-        loaded = {one.model: one.loaded for one in answers if one.loaded}
-        status = report(arguments, answers, facts)  # a reboot that fails does not take it away
-        if arguments.reboot:
-            facts |= reboot(platform, names, loaded)
+        with recording(platform.address, page, platform.machine.environment):
+            began = time.monotonic()
+            platform.start()
+            await_true(
+                lambda: all(f"{name}: ready at" in platform.said() for name in names),
+                "all models are ready",
+                seconds=LOAD_SECONDS,
+                shown=platform.said,
+            )
+            facts["ready_seconds"] = round(time.monotonic() - began, 1)
+            print(f"all are ready after {facts['ready_seconds']} s", flush=True)
+            show(platform, "kybernate", "ps")
+            answers = load(names, arguments, ask_proxy)
+            show(platform, "kybernate", "ps")
+            loaded = {one.model: one.loaded for one in answers if one.loaded}
+            status = report(arguments, answers, facts)  # a reboot that fails does not take it away
+            if arguments.reboot:
+                facts |= reboot(platform, names, loaded)
     except BaseException:
         print(platform.said()[-6000:], platform.machine.log(), file=sys.stderr)
         raise
