@@ -298,7 +298,7 @@ class GetSeatRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Seat(_message.Message):
-    __slots__ = ("name", "profile", "group", "gpus", "status", "since", "namespace", "container", "container_title", "priority", "kind", "need_bytes", "held_bytes", "busy", "requests", "reason", "before", "turn_at", "failures", "retry_at", "error", "stands_by_for", "wake_on_use", "lost")
+    __slots__ = ("name", "profile", "group", "gpus", "status", "since", "namespace", "container", "container_title", "priority", "kind", "need_bytes", "held_bytes", "busy", "requests", "reason", "before", "turn_at", "failures", "retry_at", "error", "stands_by_for", "wake_on_use", "lost", "crowded")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +323,7 @@ class Seat(_message.Message):
     STANDS_BY_FOR_FIELD_NUMBER: _ClassVar[int]
     WAKE_ON_USE_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    CROWDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     profile: str
     group: str
@@ -347,7 +348,8 @@ class Seat(_message.Message):
     stands_by_for: str
     wake_on_use: bool
     lost: bool
-    def __init__(self, name: _Optional[str] = ..., profile: _Optional[str] = ..., group: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., status: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., namespace: _Optional[str] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[str] = ..., need_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ..., requests: _Optional[_Iterable[_Union[SeatRequest, _Mapping]]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., turn_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., retry_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., stands_by_for: _Optional[str] = ..., wake_on_use: _Optional[bool] = ..., lost: _Optional[bool] = ...) -> None: ...
+    crowded: bool
+    def __init__(self, name: _Optional[str] = ..., profile: _Optional[str] = ..., group: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., status: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., namespace: _Optional[str] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[str] = ..., need_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ..., requests: _Optional[_Iterable[_Union[SeatRequest, _Mapping]]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., turn_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., retry_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., stands_by_for: _Optional[str] = ..., wake_on_use: _Optional[bool] = ..., lost: _Optional[bool] = ..., crowded: _Optional[bool] = ...) -> None: ...
 
 class SeatRequest(_message.Message):
     __slots__ = ("cause", "at", "deadline")

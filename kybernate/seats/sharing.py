@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kybernate.seats.model import Rules, Seat, State, Status
+from kybernate.seats.model import Request, Rules, Seat, State, Status
 from kybernate.seats.order import leaves_at
 from kybernate.seats.plan import Plan
 
@@ -22,6 +22,15 @@ def in_the_way(plan: Plan, seat: Seat) -> list[Seat]:
     if rules.matrix is not None:
         found += _excluded(plan, seat, found)
     return found
+
+
+def crowded(plan: Plan, seat: Seat) -> bool:
+    """Return whether a seat could be active only if another one left that works, or is on its way in to do so."""
+    if seat.occupies:
+        return False
+    waiting = seat if seat.requests else plan.asked(seat, Request(plan.now, "request"))
+    in_way = [one for one in in_the_way(plan, waiting) if one.status != Status.SUSPENDING]
+    return any(one.busy or one.status != Status.ACTIVE for one in in_way)
 
 
 def may_share(rules: Rules, one: Seat, other: Seat) -> bool:

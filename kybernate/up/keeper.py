@@ -103,6 +103,8 @@ class Keeper:
             await asyncio.to_thread(self._pods.rotate, one)
         await self._remove([one for name, one in running.items() if name not in self.models])
         for kept in sorted(self.models.values(), key=lambda one: (-one.waited, -one.entry.priority)):
+            with suppress(Missing):  # it has ended meanwhile
+                await self.steps.rank(kept, running.get(kept.entry.name))
             if kept.works:
                 continue
             if kept.task is not None and not kept.task.cancelled() and (error := kept.task.exception()) is not None:
@@ -207,7 +209,7 @@ class Keeper:
             devices = self.room.decided_here(entry.devices, entry.seat)
             turn = self._restoring if restores else self._loading
             async with (
-                nullcontext() if entry.seat and self.room.seats else turn,
+                nullcontext() if entry.seat and self.room.seats() else turn,
                 self.room.taken(
                     entry.name,
                     devices,
@@ -269,6 +271,7 @@ class Keeper:
 
     async def _seen(self, kept: Kept, there: Running | None) -> Seen:
         entry = kept.entry
+        kept.container = there.container if there is not None else ""
         if there is not None:
             kept.address = there.address
         if there is not None and not there.running and there.ended > kept.ended and not kept.done.parked:

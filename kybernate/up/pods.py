@@ -7,7 +7,7 @@ import json
 import platform
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,9 +16,11 @@ from typing import Any, Final, Self
 
 import grpc
 
+from kybernate.messages import containers_pb2 as records
 from kybernate.messages import cri_config_pb2 as config
 from kybernate.messages import cri_images_pb2 as image_messages
 from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.containers_pb2_grpc import ContainersStub
 from kybernate.messages.content_pb2 import ListStatusesRequest
 from kybernate.messages.content_pb2_grpc import ContentStub
 from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
@@ -40,6 +42,7 @@ LOGS: Final = Path("/var/log/kybernate/up")
 CALL_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 3600.0
 LOG_BYTES: Final = 16 << 20  # of a model's log, until it is rotated
+NAMESPACE: Final = (("containerd-namespace", "k8s.io"),)  # of the CRI's containers, in a call's metadata
 LOOK_SECONDS: Final = 0.5  # between two looks at what has arrived
 STOP_SECONDS: Final = 10
 NANOSECONDS: Final = 1e9
@@ -75,6 +78,7 @@ class Pods:
         self._images: Any = ImageServiceStub(self._channel)
         self._addresses: dict[str, str] = {}  # of pods that run, by their ids
         self._content: Any = ContentStub(self._channel)
+        self._records: Any = ContainersStub(self._channel)
 
     def close(self) -> None:
         self._channel.close()
@@ -120,9 +124,8 @@ class Pods:
 
     def _arrived(self) -> tuple[int, int]:
         """Return the bytes that are there of what containerd fetches for pods now, and of how many."""
-        metadata = (("containerd-namespace", "k8s.io"),)
         try:
-            found = self._content.ListStatuses(ListStatusesRequest(), timeout=CALL_SECONDS, metadata=metadata).statuses
+            found = self._content.ListStatuses(ListStatusesRequest(), timeout=CALL_SECONDS, metadata=NAMESPACE).statuses
         except grpc.RpcError:
             return 0, 0  # the pull itself says what is wrong
         return sum(one.offset for one in found), sum(one.total for one in found)
@@ -190,6 +193,16 @@ class Pods:
             return  # it has written nothing, or its log is no file
         self._call(self._runtime.ReopenContainerLog, wire.ReopenContainerLogRequest(container_id=running.container))
 
+    def prioritize(self, running: Running, priority: int) -> None:
+        """Have a container with a seat count for the arbiter with another priority, while it runs.
+
+        Raises Missing, Refused and Unavailable.
+        """
+        record = records.Container(id=running.container, labels={PRIORITY: str(priority)})
+        request = records.UpdateContainerRequest(container=record)
+        request.update_mask.paths.append(f"labels.{PRIORITY}")
+        self._call(self._records.Update, request, metadata=NAMESPACE)
+
     def start(self, entry: Entry, template: str = "") -> None:
         """Start a model's program, from a template where one is named.
 
@@ -252,6 +265,8 @@ class Pods:
         container.metadata.name = entry.name
         container.image.image = entry.image or EMPTY
         container.labels.update(self._labels(entry))
+        if entry.seat:
+            container.labels[PRIORITY] = str(entry.priority)  # no image's label has a say
         if entry.image:
             container.args.extend(entry.command)
         else:
@@ -278,9 +293,9 @@ class Pods:
             security.run_as_user.value = security.run_as_group.value = entry.user
         return container
 
-    def _call(self, method: Any, request: Any, seconds: float = CALL_SECONDS) -> Any:
+    def _call(self, method: Any, request: Any, metadata: Sequence[tuple[str, str]] = ()) -> Any:
         with _translated():
-            return method(request, timeout=seconds)
+            return method(request, timeout=CALL_SECONDS, metadata=metadata)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from kybernate.up.keeper import Keeper
 from kybernate.up.models_file import ModelsFile, load
 from kybernate.up.pods import Pods, Running
 from kybernate.up.room import Room
-from kybernate.up.source import KeptModels, gpus_of, has_seats
+from kybernate.up.seats import Seats
+from kybernate.up.source import KeptModels, gpus_of
 from kybernate.up.steps import TEMPLATE_LABEL
 from kybernate_shim.logs import Log
 
@@ -79,24 +80,25 @@ class Program:
             self.pods = pods
             async with AsyncAgent(agent_address) as agent, ClientSession() as session:
                 await agent.node()
-                room = Room(lambda: gpus_of(agent), list, lambda name: None, lambda: has_seats(agent))
-                keeper = Keeper(self.file, pods, agent, session, self.say, room)
-                async with control.serving(self.file.project, self._verbs(keeper)), self._watching(watch):
-                    while not self.stopped.is_set():
-                        await self._serve(agent, keeper)
+                async with Seats(agent) as seats:
+                    room = Room(lambda: gpus_of(agent), list, lambda name: None, lambda: seats.there)
+                    keeper = Keeper(self.file, pods, agent, session, self.say, room)
+                    async with control.serving(self.file.project, self._verbs(keeper)), self._watching(watch):
+                        while not self.stopped.is_set():
+                            await self._serve(agent, keeper, seats)
 
-    async def _serve(self, agent: AsyncAgent, keeper: Keeper) -> None:
+    async def _serve(self, agent: AsyncAgent, keeper: Keeper, seats: Seats) -> None:
         """Serve the file as it is now, until it has changed or the program is to end."""
         self.changed.clear()
         settings = proxy_settings(self.file)
         if any(entry.network == "pod" for entry in self.file.models):
             await asyncio.to_thread(network.ensure, self.file.project, self.pods, self.say)
-        if (seated := [entry.name for entry in self.file.models if entry.seat]) and not await has_seats(agent):
+        if (seated := [entry.name for entry in self.file.models if entry.seat]) and not seats.there:
             self.say("", f"the agent has no seats: room for {', '.join(seated)} is decided here, by sizes")
         self._source = source = KeptModels(agent, keeper, settings.models)
         keeper.room.holders, keeper.room.leave = source.holders, source.leave
         running = await service.start(settings, source, self.log)
-        source.engine = running.engine
+        source.engine, source.seat_is_crowded = running.engine, seats.crowded
         running.engine.crowded, running.engine.upstream_of = source.crowded, source.upstream_of
         keeper.room.matrix = self.file.matrix
         self.say("", f"http://{self.file.listen[0]}:{running.port} answers for {len(self.file.models)} models")

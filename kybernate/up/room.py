@@ -86,24 +86,18 @@ def leaving(
     return found
 
 
-async def no_seats() -> bool:
-    """Return that the agent has no seats."""
-    return False
-
-
 @dataclass
 class Room:
     """The one owner of room on the GPUs for a file's models without a seat.
 
-    `look` returns the GPUs now, `holders` the models that are awake; `leave` asks one to leave. `look_for_seats`
-    returns whether the agent has seats, as `seats` says then.
+    `look` returns the GPUs now, `holders` the models that are awake; `leave` asks one to leave. `seats` returns whether
+    the agent has seats.
     """
 
     look: Callable[[], Awaitable[Sequence[Gpu]]]
     holders: Callable[[], Sequence[Holder]]
     leave: Callable[[str], object]
-    look_for_seats: Callable[[], Awaitable[bool]] = no_seats
-    seats: bool = False
+    seats: Callable[[], bool] = lambda: False
     gpus: Sequence[Gpu] = ()
     foreign: dict[str, int] = field(default_factory=dict)
     matrix: Matrix | None = None
@@ -115,7 +109,7 @@ class Room:
 
     def decided_here(self, devices: Devices, seat: str) -> Devices:
         """Return the devices on which a model needs room of this owner: none where the arbiter gives it its seat."""
-        return () if seat and self.seats else devices
+        return () if seat and self.seats() else devices
 
     def of(self, devices: Devices) -> Gpus:
         """Return the UUIDs of the GPUs that CDI names mean, as far as they are known."""
@@ -127,7 +121,7 @@ class Room:
 
     async def measure(self) -> None:
         """Look at the GPUs; what other programs hold is noted where all of ours is at rest, and the first time."""
-        self.gpus, self.seats = await self.look(), await self.look_for_seats()
+        self.gpus = await self.look()
         rests = not self._taking and time.monotonic() - self._changed >= QUIET_SECONDS
         holders = self.holders()
         for gpu in self.gpus:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
@@ -43,6 +43,7 @@ class KeptModels:
         self._phases: dict[str, Phase] = {}
         self._queue: asyncio.Queue[str | Failure] = asyncio.Queue()
         self.engine: Engine | None = None
+        self.seat_is_crowded: Callable[[str, str], bool] = lambda profile, container: False  # by the agent's arbiter
         self._began = asyncio.get_running_loop().time()
         self._woken: set[str] = set()  # for the window that they are in
         self._made_room: dict[str, float] = {}  # when
@@ -196,6 +197,8 @@ class KeptModels:
         kept, room = self.keeper.models.get(name), self.keeper.room
         if kept is None:
             return False
+        if kept.entry.seat and room.seats():
+            return self.seat_is_crowded(kept.entry.seat, kept.container)
         return room.crowded(name, room.decided_here(kept.entry.devices, kept.entry.seat), kept.vram)
 
     def upstream_of(self, model: Model) -> str:
@@ -232,6 +235,7 @@ class KeptModels:
                     "template": kept.template,
                     "in_flight": held.in_flight if held else 0,
                     "waiting": len(held.waiting) if held else 0,
+                    "crowded": held is not None and held.phase is not Phase.AWAKE and self.crowded(name),
                     "idle_seconds": round(idle, 1) if idle is not None else None,
                     "wake_seconds": round(self.engine.usual_wake(name), 3) if self.engine else 0.0,
                     "failures": kept.done.failures,
@@ -251,8 +255,3 @@ async def gpus_of(agent: AsyncAgent) -> list[Gpu]:
     """Return the node's GPUs."""
     node = await agent.node()
     return [Gpu(one.uuid, one.index, one.total_bytes, one.used_bytes) for one in node.gpus]
-
-
-async def has_seats(agent: AsyncAgent) -> bool:
-    """Return whether the node's agent has seats."""
-    return bool(await agent.seats(all=True))

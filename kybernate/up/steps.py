@@ -42,6 +42,8 @@ class Kept:
     image: bool = False
     template: bool = False
     address: str = Running.address
+    container: str = ""  # id; empty while there is none
+    ranked: tuple[str, int] = ("", 0)  # the container whose seat has this priority
     vram: int | None = None  # bytes that it has on each of its GPUs, as far as known
     waited: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -151,6 +153,13 @@ class Steps:
             return (await self._agent.container(self._pod_name(entry))).gpu in SUSPENDED
         except AgentRefused:
             return False  # it has not seen the container yet
+
+    async def rank(self, kept: Kept, there: Running | None) -> None:
+        """Have the arbiter know a model's priority, which may have changed since its program started."""
+        entry, container = kept.entry, there.container if there is not None else ""
+        if entry.seat and there is not None and container and kept.ranked != (container, entry.priority):
+            await asyncio.to_thread(self._pods.prioritize, there, entry.priority)
+            kept.ranked = container, entry.priority
 
     # -- templates
 

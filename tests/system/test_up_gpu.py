@@ -105,6 +105,11 @@ def test_window_keeps_a_model_awake_and_a_peer_has_what_finds_no_room() -> None:
         assert owner_of(machine.gpus) == 1
 
 
+def crowded(machine: demo.Machine, model: str) -> bool:
+    listed = json.loads(machine.kybernate("models", "-o", "json"))
+    return any(one["crowded"] for one in listed if one["model"] == model)
+
+
 @contextmanager
 def explained(machine: demo.Machine) -> Iterator[None]:
     """Print what the models, the agent and the arbiter do where the block fails."""
@@ -147,6 +152,44 @@ def test_models_with_seats_have_their_turns_by_the_arbiter() -> None:
         machine.up()
         assert {name: demo.ask(name) for name in ("poet", "coder")} == first
         assert "from zero" not in machine.log()
+
+
+def test_model_whose_seat_finds_no_room_is_asked_of_the_peer() -> None:
+    with peer("coder") as other:
+        file = models("poet: {seat: one}", "coder: {seat: one}", more=f"peers: {{other: {other}}}\n")
+        run: AbstractContextManager[demo.Machine] = demo.machine(file, run_agent=seats)
+        with run as machine, explained(machine):
+            machine.up()
+            machine.wait_ready(1, ("poet", "coder"))
+            assert demo.ask("poet").startswith("poet:")
+            with at_work(machine, "poet"):
+                eventually(lambda: crowded(machine, "coder"))
+                assert demo.ask("coder") == "coder of the peer"
+            assert machine.models()["coder"] == "asleep"
+            eventually(lambda: not crowded(machine, "coder"), seconds=60)  # once its requests have ended
+            assert demo.ask("coder").startswith("coder:")
+            assert owner_of(machine.gpus) == 1
+
+
+def test_changed_priority_of_a_seat_is_the_arbiters_at_once() -> None:
+    run: AbstractContextManager[demo.Machine] = demo.machine(
+        models("poet: {seat: one, priority: 1}", "coder: {seat: one}"), run_agent=seats
+    )
+    with run as machine, explained(machine):
+        machine.up()
+        machine.wait_ready(1, ("poet", "coder"))
+        agent = machine.agent
+        assert isinstance(agent, SeatsAgent)
+        first = {name: demo.ask(name) for name in ("poet", "coder")}
+        with Pods("demo") as pods:
+            before = pods.list()
+        machine.file.write_text(machine.file.read_text().replace("priority: 1", "priority: 7"))
+        machine.kybernate("up", "models.yaml")
+        eventually(lambda: agent.seats()[before["poet"].container].priority == 7)
+        assert agent.seats()[before["coder"].container].priority == 0
+        with Pods("demo") as pods:
+            assert pods.list() == before  # nothing was touched
+        assert {name: demo.ask(name) for name in ("poet", "coder")} == first
 
 
 def test_seats_that_the_agent_has_not_are_said_and_sizes_decide() -> None:

@@ -67,9 +67,14 @@ def known(
         "" if container.sandbox else own or annotations.get(RESTORE_FROM) or record.labels.get(RESTORED_FROM, ""),
         _has_gpu(spec),
         shown_labels(pod_labels if container.pod else record.labels),
-        Claim() if container.sandbox else claim_of(spec, record.labels, in_pod=container.in_kubernetes),
+        Claim() if container.sandbox else _claim_of(container, spec, record.labels),
         annotations.get(WAKE_ON_USE) == "true",
     )
+
+
+def _claim_of(container: KnownContainer, spec: Spec, labels: Mapping[str, str]) -> Claim:
+    of_up = bool(container.pod) and not container.in_kubernetes
+    return claim_of(spec, labels, in_pod=container.in_kubernetes, of_up=of_up)
 
 
 def shown_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -145,8 +145,8 @@ class Seats(Part):
         agent = self._agent
         inventory, owner = agent.known.inventory, agent.rooms.owner
 
-        def publish(seat: Seat, key: Key | None, turn: Turn | None, error: str) -> None:
-            known = (seat, key, turn, error)
+        def publish(seat: Seat, key: Key | None, turn: Turn | None, error: str, crowded: bool) -> None:
+            known = (seat, key, turn, error, crowded)
             if self._published.get(seat.name) != known:
                 self._published[seat.name] = known
                 container, claim = (
@@ -154,9 +154,9 @@ class Seats(Part):
                 )
                 title = container.title if container is not None else ""
                 wakes = claim is not None and claim.wake_on_use
-                agent.events.hub.put(
-                    seat_message(places[seat.name], seat, key, turn, title=title, error=error, wake_on_use=wakes)
-                )
+                message = seat_message(places[seat.name], seat, key, turn, title=title, error=error)
+                message.wake_on_use, message.crowded = wakes, crowded
+                agent.events.hub.put(message)
 
         return Around(
             containers=inventory.containers,

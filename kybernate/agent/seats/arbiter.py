@@ -43,6 +43,8 @@ from kybernate.seats.model import (
     Wake,
 )
 from kybernate.seats.outcomes import begun, done, failed, requested
+from kybernate.seats.plan import Plan
+from kybernate.seats.sharing import crowded
 from kybernate.verbs.room import Taker
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the GPUs, as long as a container has a seat
@@ -221,9 +223,11 @@ class Arbiter:
                 break
         self.turns = decision.turns
         self.ready.set()
+        plan = Plan(self.state, now)
         for name, seat in self.state.seats.items():
             key = self.keys.get(name)
-            self._around.publish(seat, key, self.turns.get(name), self.error_of(key) if key else "")
+            error, no_room = (self.error_of(key), crowded(plan, seat)) if key else ("", False)
+            self._around.publish(seat, key, self.turns.get(name), error, no_room)
         self._around.show_turns({key: self.state.seats[name].is_its_turn for name, key in self.keys.items()})
         waiting = self._around.waiting()
         self._heard = {one: self._heard.get(one, "") for one in waiting}

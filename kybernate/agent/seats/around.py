@@ -42,7 +42,8 @@ class Around:
 
     `container` returns what the inventory has of one. `look` asks the driver now. `waiting` are those that wait for
     room, `taking` those that have been let in and take it now; `look_again` has those that wait ask again. `label`
-    keeps a container's seat in containerd. `priority` is that of a container's pod, None where none is known.
+    keeps a container's seat in containerd. `publish` gets a seat, its container, its turn, its error, and whether it is
+    crowded. `priority` is that of a container's pod, None where none is known.
     """
 
     containers: Containers
@@ -53,7 +54,7 @@ class Around:
     look_again: Callable[[], None]
     acts: Acts
     note: Note
-    publish: Callable[[Seat, Key | None, Turn | None, str], object]
+    publish: Callable[[Seat, Key | None, Turn | None, str, bool], object]
     free_ram: Callable[[], int]
     label: Callable[[Key, str], Coroutine[Any, Any, None]]
     priority: Callable[[wire.Container], int | None]

@@ -17,6 +17,7 @@ from kybernate_shim.oci.annotations import KUBELETS_SEAT, SEAT, VRAM, WAKE_ON_US
 
 ALL: Final = frozenset({"", "all", "void", "none"})  # of NVIDIA_VISIBLE_DEVICES, where it says nothing of a seat
 Key = tuple[str, str]  # namespace and id of a container
+PRIORITY: Final = "kybernate.io/priority"  # an annotation, and a label of containers of `kybernate up`
 MOST_PRIORITY: Final = 2_000_000_000
 
 
@@ -41,8 +42,11 @@ class Claim:
         return bool(self.seat or self.profile)
 
 
-def claim_of(spec: Spec, labels: Mapping[str, str], *, in_pod: bool) -> Claim:
-    """Return what a container claims, nothing where it has no seat. A value that means nothing counts as absent."""
+def claim_of(spec: Spec, labels: Mapping[str, str], *, in_pod: bool, of_up: bool = False) -> Claim:
+    """Return what a container claims, nothing where it has no seat. A value that means nothing counts as absent.
+
+    `kybernate up` changes the priority of a container `of_up` by a label; those of others may be their images'.
+    """
     found = spec.get("annotations")
     notes = {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
     seat = notes.get(KUBELETS_SEAT, "") if in_pod else labels.get(SEAT, "")
@@ -53,7 +57,7 @@ def claim_of(spec: Spec, labels: Mapping[str, str], *, in_pod: bool) -> Claim:
         seat,
         profile,
         bytes_of(notes.get(VRAM, "")),
-        _number(notes.get("kybernate.io/priority", "")) if not in_pod else 0,
+        _number((labels.get(PRIORITY) if of_up else "") or notes.get(PRIORITY, "")) if not in_pod else 0,
         notes.get("kybernate.io/kind", ""),
         notes.get("kybernate.io/stands-by-for", ""),
         notes.get(WAKE_ON_USE, "true") != "false",

@@ -32,7 +32,6 @@ def seat_message(
     *,
     title: str = "",
     error: str = "",
-    wake_on_use: bool = False,
 ) -> wire.Seat:
     """Return the message; `turn` is why it waits, None where it does not."""
     created = seat.status == Status.FREE and key is not None
@@ -56,7 +55,6 @@ def seat_message(
         failures=seat.failures,
         error=error[:MOST_TEXT],
         stands_by_for=seat.stands_by_for,
-        wake_on_use=wake_on_use,
         lost=seat.lost,
     )
     _set(found.since, seat.since)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,15 +38,15 @@ class Node:
     fails: str = ""  # what a restore says
     seats: bool = False
     left: list[str] = field(default_factory=list)  # models that were asked to leave
+    ranked: list[tuple[str, int]] = field(
+        default_factory=list
+    )  # models and their priorities, as the arbiter heard them
 
     def keeper(self, *models: Holder) -> Keeper:
         async def look() -> list[Gpu]:
             return [Gpu(GPU, 0, self.total, self.others + SIZE * len(self.awake))]
 
-        async def has_seats() -> bool:
-            return self.seats
-
-        room = Room(look, lambda: list(models), self.left.append, has_seats)
+        room = Room(look, lambda: list(models), self.left.append, lambda: self.seats)
         room.changed()  # as a reboot is no quiet time
         return Keeper(self.file, self, self, None, lambda model, text: self.said.append(text), room)  # type: ignore[arg-type]  # fakes
 
@@ -61,6 +61,9 @@ class Node:
 
     def rotate(self, running: Running) -> None:
         """Its log is short."""
+
+    def prioritize(self, running: Running, priority: int) -> None:
+        self.ranked.append((running.model, priority))
 
     def remove(self, running: Running) -> None:
         del self.running[running.model]
@@ -277,6 +280,30 @@ def test_model_with_a_seat_waits_for_its_turn_alone(
     asyncio.run(turn())
     assert node.began == ([("m0", True)] if seats else [])
     assert node.left == []
+
+
+def test_changed_priority_of_a_seat_applies_while_its_program_runs(tmp_path: Path) -> None:
+    node = Node(models(tmp_path, 2, "gpus: [0], seat: large, "), seats=True)
+    node.running = {
+        one.name: Running(one.name, one.digest, "pod", f"c-{one.name}", running=True) for one in node.file.models
+    }
+
+    async def changed() -> None:
+        keeper = node.keeper()
+        for kept in keeper.models.values():
+            kept.done = Done(healthy=True, warmed=True, settled=True)
+        await keeper.turn()
+        await keeper.turn()
+        assert node.ranked == [("m0", 0), ("m1", 0)]  # once: what a former `kybernate up` said is not known
+        first, second = node.file.models
+        keeper.change(replace(node.file, models=(first, replace(second, priority=5))))
+        await keeper.turn()
+        await keeper.turn()
+
+    asyncio.run(changed())
+    assert node.ranked[2:] == [("m1", 5)]
+    assert node.began == []
+    assert {name: one.container for name, one in node.running.items()} == {"m0": "c-m0", "m1": "c-m1"}
 
 
 def test_program_that_ended_while_it_loaded_has_all_others_leave(node: Node) -> None:

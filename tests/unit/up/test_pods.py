@@ -35,6 +35,7 @@ def test_seat_is_claimed_as_by_a_container_without_kubernetes() -> None:
         pod = pods._pod(one)
         container = pods._container(one, pod, "")
     assert (container.annotations[SEAT], container.annotations[PRIORITY]) == ("large", "3")
+    assert container.labels[PRIORITY] == "3"  # before that of an image
     uid = pod.metadata.uid
     assert container.labels["io.kubernetes.pod.uid"] == uid
     assert not KnownContainer("k8s.io", "1", pod="a", pod_uid=uid).in_kubernetes

@@ -141,14 +141,13 @@ def test_arbiter_decides_where_there_are_seats() -> None:
     async def look() -> list[Gpu]:
         return [ONE]
 
-    async def has_seats() -> bool:
-        return True
-
     async def measured() -> None:
-        room = Room(look, lambda: [holder("a", 100, busy=True)], lambda name: None, has_seats)
+        seats = False
+        room = Room(look, lambda: [holder("a", 100, busy=True)], lambda name: None, lambda: seats)
         devices = ["nvidia.com/gpu=0"]
         assert room.decided_here(devices, "large") == devices
         await room.measure()
+        seats = True
         assert room.decided_here(devices, "") == devices
         assert room.crowded("b", devices, 50)
         assert not room.decided_here(devices, "large")

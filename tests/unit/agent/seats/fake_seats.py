@@ -45,6 +45,7 @@ class FakeNode:
     most_together: int = 0
     seats: dict[str, Seat] = field(default_factory=dict)
     turns: dict[str, Turn | None] = field(default_factory=dict)
+    crowded: set[str] = field(default_factory=set)  # seats
     under_way: set[asyncio.Task[Outcome]] = field(default_factory=set)
     labels: dict[Key, str] = field(default_factory=dict)
     arbiter: Arbiter | None = None
@@ -137,8 +138,9 @@ class FakeNode:
         async def label(key: Key, seat: str) -> None:
             self.labels[key] = seat
 
-        def publish(seat: Seat, key: Key | None, turn: Turn | None, error: str) -> None:
+        def publish(seat: Seat, key: Key | None, turn: Turn | None, error: str, crowded: bool) -> None:
             self.seats[seat.name], self.turns[seat.name] = seat, turn
+            (self.crowded.add if crowded else self.crowded.discard)(seat.name)
 
         return Around(
             containers=self,

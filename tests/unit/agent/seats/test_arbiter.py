@@ -33,6 +33,24 @@ def test_a_request_suspends_what_is_active_and_wakes() -> None:
     run(work())
 
 
+def test_seat_without_room_beside_one_that_works_is_crowded() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.status(a) == "active")
+            assert node.crowded == set()
+            node.known[a].active_until.FromSeconds(1 << 33)
+            arbiter.wake()
+            await until(lambda: node.crowded == {"g0-s1"})
+            node.known[a].active_until.FromSeconds(0)
+            arbiter.wake()
+            await until(lambda: node.crowded == set())
+            assert node.status(b) == "suspended"
+
+    run(work())
+
+
 def test_programs_may_begin_in_their_turn_alone() -> None:
     """Also in a swap: what comes may begin once what leaves has left."""
 

@@ -119,6 +119,10 @@ def test_claims_are_kubelets_for_pods_and_a_profile_for_others() -> None:
     claim = claim_of(spec, {"kybernate.io/seat": "g0-s2"}, in_pod=False)
     assert claim == Claim("g0-s2", "one", 2 * GIB, 7, visible=("GPU-1", "GPU-2"))
     assert not claim_of({"annotations": {"kybernate.io/vram": "much"}}, {}, in_pod=False)
+    labels = {"kybernate.io/priority": "9"}  # which an image may have, but for a container of `kybernate up`
+    assert claim_of(spec, labels, in_pod=False).priority == 7
+    assert claim_of(spec, labels, in_pod=False, of_up=True).priority == 9
+    assert claim_of(spec, {}, in_pod=False, of_up=True).priority == 7
     assert (
         claim_of({"annotations": {"kybernate.io/seat": "one", "kybernate.io/vram": "much"}}, {}, in_pod=False).vram == 0
     )
