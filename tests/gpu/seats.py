@@ -34,6 +34,8 @@ from tests.gpu.zoo.held import by_processes, least, resident_kib
 
 PROGRAMS, SWITCHES = 6, 100
 CYCLES, SMALL_MIB = 1000, 256
+CYCLES_SECONDS = 600.0
+LOOKS = (1, 2, 10, 100, 250, 500, 750, CYCLES)
 NOTEBOOK_MIB = 8192
 CELLS = 20
 ROUNDS = 20
@@ -166,15 +168,20 @@ def seats_rotate(bench: Bench) -> None:
 
 
 def suspends_leave_nothing(bench: Bench) -> None:
-    """One small program is suspended and resumed CYCLES times; what is held is compared with after the first time."""
+    """One small program is suspended and resumed CYCLES times; what is held is compared with after the first time.
+
+    It ends before where CYCLES_SECONDS are over.
+    """
     figures = Figures(bench.out / "suspends_leave_nothing.json", {"mib": min(bench.mib, SMALL_MIB), "of": CYCLES})
     suspends: list[float] = []
     resumes: list[float] = []
     name = "leaves-nothing"
     with agent_with_seats(bench, ONE_GPU) as agent, _seated(bench, name, "one", mib=SMALL_MIB) as one:
         held: dict[str, dict[str, Any]] = {}
+        until = time.monotonic() + CYCLES_SECONDS
         for number in range(1, CYCLES + 1):
-            looks = number in (1, 2, 10, 100, CYCLES // 2, CYCLES)
+            late = time.monotonic() > until
+            looks = late or number in LOOKS
             began = time.monotonic()
             agent.suspend(name).result(STEP_SECONDS)
             suspends.append(time.monotonic() - began)
@@ -186,11 +193,16 @@ def suspends_leave_nothing(bench: Bench) -> None:
             if looks or number % 10 == 0:
                 one.step()
             if looks:
-                held[f"computes {number}"] = _held(bench, agent, name)
-                figures.tell(now=True, held=held)
-                print(f"  {number}: {json.dumps(held[f'computes {number}'])}", flush=True)
+                held[f"computes {number}"] = now = _held(bench, agent, name)
+                more = {
+                    state: _more(held[f"{state} 1"], held[f"{state} {number}"]) for state in ("suspended", "computes")
+                }
+                figures.tell(now=True, held=held, more_than_after_the_first=more)
+                print(f"  {number}: {json.dumps(now)}", flush=True)
             figures.tell(cycles=number, suspend=spread(suspends), resume=spread(resumes))
-        figures.tell(now=True, more_than_after_the_first=_more(held["computes 1"], held[f"computes {CYCLES}"]))
+            if late:
+                break
+        figures.tell(now=True)
     bench.rows.append((name, "suspend, median", spread(suspends)["median"], SMALL_MIB << 20))
     bench.rows.append((name, "resume, median", spread(resumes)["median"], SMALL_MIB << 20))
     print(f"  {json.dumps(figures.values)}", flush=True)
