@@ -35,7 +35,8 @@ from tests.gpu.zoo.held import by_processes, least, resident_kib
 PROGRAMS, SWITCHES = 6, 100
 CYCLES, SMALL_MIB = 1000, 256
 CYCLES_SECONDS = 600.0
-LOOKS = (1, 2, 10, 100, 250, 500, 750, CYCLES)
+LOOKS = (1, 2, 10, 100, 250, 500, 750)
+REHEARSED = 25  # a rehearsal does so much less of everything
 NOTEBOOK_MIB = 8192
 CELLS = 20
 ROUNDS = 20
@@ -100,6 +101,10 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 4) for name, share in at.items()}
 
 
+def times(bench: Bench, count: int) -> int:
+    return count if bench.pretended is None else max(4, count // REHEARSED)
+
+
 @dataclass
 class Asked:
     """A container whose program does a step for each line that it is sent."""
@@ -124,7 +129,9 @@ class Asked:
 
 def seats_rotate(bench: Bench) -> None:
     """Programs of --mib each, of which the arbiter lets one onto the GPU, are woken in random order."""
-    figures = Figures(bench.out / "seats_rotate.json", {"mib": bench.mib, "programs": PROGRAMS, "of": SWITCHES})
+    figures = Figures(
+        bench.out / "seats_rotate.json", {"mib": bench.mib, "programs": PROGRAMS, "of": times(bench, SWITCHES)}
+    )
     numbers = random.Random(1)
     wakes: list[float] = []
     computing: list[float] = []
@@ -134,7 +141,7 @@ def seats_rotate(bench: Bench) -> None:
         programs = [stack.enter_context(_seated(bench, f"rotates-{number}of", "one")) for number in range(PROGRAMS)]
         figures.tell(now=True, started_seconds=round(time.monotonic() - began, 1))
         print(f"  all {PROGRAMS} have computed after {time.monotonic() - began:.0f} s", flush=True)
-        for number in range(PROGRAMS + SWITCHES):
+        for number in range(PROGRAMS + times(bench, SWITCHES)):
             away = [one for one in programs if status(agent, one.id) != "active"]
             one = programs[number] if number < PROGRAMS else numbers.choice(away)
             if number == PROGRAMS:  # each has been away and back: what is made once is made
@@ -172,16 +179,18 @@ def suspends_leave_nothing(bench: Bench) -> None:
 
     It ends before where CYCLES_SECONDS are over.
     """
-    figures = Figures(bench.out / "suspends_leave_nothing.json", {"mib": min(bench.mib, SMALL_MIB), "of": CYCLES})
+    figures = Figures(
+        bench.out / "suspends_leave_nothing.json", {"mib": min(bench.mib, SMALL_MIB), "of": times(bench, CYCLES)}
+    )
     suspends: list[float] = []
     resumes: list[float] = []
     name = "leaves-nothing"
     with agent_with_seats(bench, ONE_GPU) as agent, _seated(bench, name, "one", mib=SMALL_MIB) as one:
         held: dict[str, dict[str, Any]] = {}
         until = time.monotonic() + CYCLES_SECONDS
-        for number in range(1, CYCLES + 1):
+        for number in range(1, times(bench, CYCLES) + 1):
             late = time.monotonic() > until
-            looks = late or number in LOOKS
+            looks = late or number in (*LOOKS, times(bench, CYCLES))
             began = time.monotonic()
             agent.suspend(name).result(STEP_SECONDS)
             suspends.append(time.monotonic() - began)
@@ -214,7 +223,9 @@ def notebook_wakes(bench: Bench) -> None:
     sys.path.append(str(site))
     from jupyter_client.blocking.client import BlockingKernelClient  # of the kit, where it has it
 
-    figures = Figures(bench.out / "notebook_wakes.json", {"of": CELLS, "mib": min(bench.mib, NOTEBOOK_MIB)})
+    figures = Figures(
+        bench.out / "notebook_wakes.json", {"of": times(bench, CELLS), "mib": min(bench.mib, NOTEBOOK_MIB)}
+    )
     name = "notebook"
     place = bench.images / f"{name}.d"
     place.mkdir()
@@ -252,7 +263,7 @@ def notebook_wakes(bench: Bench) -> None:
         figures.tell(now=True, first_cell_seconds=round(took, 3))
         used: list[float] = []
         plain: list[float] = []
-        for number in range(CELLS):
+        for number in range(times(bench, CELLS)):
             agent.wake(other.id).result(STEP_SECONDS)
             other.step()
             await_true(lambda: status(agent, name) == "suspended", f"{name} is suspended", shown=notebook.log.read_text)
@@ -291,7 +302,7 @@ def _said(message: dict[str, Any]) -> str:
 def seats_of_two_gpus(bench: Bench) -> None:
     """Seats of G0, G1 and G01: those of one GPU are active together, and make room together for the one of both."""
     assert len(gpu_nodes()) > 1 or bench.pretended, "needs two GPUs"
-    figures = Figures(bench.out / "seats_of_two_gpus.json", {"mib": bench.mib, "of": ROUNDS})
+    figures = Figures(bench.out / "seats_of_two_gpus.json", {"mib": bench.mib, "of": times(bench, ROUNDS)})
     wakes: dict[str, list[float]] = {"wide": [], "one": [], "other": []}
     with agent_with_seats(bench, TWO_GPUS) as agent, ExitStack() as stack:
         singles = [
@@ -302,7 +313,7 @@ def seats_of_two_gpus(bench: Bench) -> None:
         watch = stack.enter_context(watching([*(one.id for one in singles), wide.id]))
         seen = {one.container: one.group for one in agent.seats()}
         assert [seen[one.id] for one in (*singles, wide)] == ["G0", "G1", "G01"], seen
-        for number in range(ROUNDS):
+        for number in range(times(bench, ROUNDS)):
             for one, key in zip(singles, ("one", "other"), strict=True):
                 began = time.monotonic()
                 agent.wake(one.id).result(STEP_SECONDS)
