@@ -243,12 +243,12 @@ def notebook_wakes(bench: Bench) -> None:
     first, cell = _cells(bench)
     with (
         agent_with_seats(bench, ONE_GPU) as agent,
-        _seated(bench, "beside-notebook", "one", mib=NOTEBOOK_MIB) as other,
+        _seated(bench, "neighbour", "one", mib=NOTEBOOK_MIB) as other,
         container(bench, name, *kernel, programs=0, flags=flags) as notebook,
     ):
         client = BlockingKernelClient()
         client.load_connection_info({**connection, "ip": str(place / "kernel")})
-        client.start_channels()
+        client.start_channels(hb=False)  # it would count as dead while it starts
         client.wait_for_ready(timeout=60)
 
         def run(code: str) -> tuple[str, float]:
@@ -307,9 +307,9 @@ def seats_of_two_gpus(bench: Bench) -> None:
     with agent_with_seats(bench, TWO_GPUS) as agent, ExitStack() as stack:
         singles = [
             stack.enter_context(_seated(bench, name, "one", gpus=(number,)))
-            for number, name in enumerate(("seat-of-g0", "seat-of-g1"))
+            for number, name in enumerate(("single-zero", "single-one"))
         ]
-        wide = stack.enter_context(_seated(bench, "seat-of-g01", "two", gpus=(0, 1)))
+        wide = stack.enter_context(_seated(bench, "both-of-them", "two", gpus=(0, 1)))
         watch = stack.enter_context(watching([*(one.id for one in singles), wide.id]))
         seen = {one.container: one.group for one in agent.seats()}
         assert [seen[one.id] for one in (*singles, wide)] == ["G0", "G1", "G01"], seen
