@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,8 +159,7 @@ def seats_rotate(bench: Bench) -> None:
                 request_to_computed=spread(computing), by_step={name: spread(found) for name, found in steps.items()},
                 wakes=[round(one, 3) for one in wakes],
             )  # fmt: skip
-            active = [other.id for other in programs if status(agent, other.id) == "active"]
-            assert active == [one.id], f"{one.id} is awake, and active are {active}"
+            become(agent, {other.id: "active" if other is one else "suspended" for other in programs})
         swaps = [one.state for one in agent.operations(limit=500) if one.state.verb == "swap"]
         figures.tell(
             now=True,
@@ -319,17 +318,15 @@ def seats_of_two_gpus(bench: Bench) -> None:
                 agent.wake(one.id).result(STEP_SECONDS)
                 one.step()
                 wakes[key].append(time.monotonic() - began)
-                assert status(agent, wide.id) == "suspended", status(agent, wide.id)
-            states = [status(agent, one.id) for one in singles]
-            assert states == ["active", "active"], f"both singles are active together: {states}"
+                become(agent, {one.id: "active", wide.id: "suspended"})
+            become(agent, {one.id: "active" for one in singles})  # together
             for one in singles:
                 one.step()
             began = time.monotonic()
             agent.wake(wide.id).result(STEP_SECONDS)
             wide.step()
             wakes["wide"].append(time.monotonic() - began)
-            states = [status(agent, one.id) for one in singles]
-            assert states == ["suspended", "suspended"], f"both make room: {states}"
+            become(agent, {wide.id: "active", **{one.id: "suspended" for one in singles}})
             figures.tell(
                 rounds=number + 1, wide_awake=spread(wakes["wide"]), first_single_awake=spread(wakes["one"]),
                 second_single_awake=spread(wakes["other"]), watched=watch.told(),
@@ -467,6 +464,15 @@ def _end_of(log: Path) -> str:
 def status(agent: Agent, name: str) -> str:
     """Return the status of a container's seat, "" where it has none."""
     return next((one.status for one in agent.seats() if one.container == name), "")
+
+
+def become(agent: Agent, wanted: Mapping[str, str]) -> None:
+    """Wait until the seats of these containers have these statuses, as the arbiter sees them at its next look."""
+
+    def now() -> dict[str, str]:
+        return {one.container: one.status for one in agent.seats() if one.container in wanted}
+
+    await_true(lambda: now() == wanted, f"seats are {dict(wanted)}", shown=lambda: str(now()))
 
 
 @contextmanager
