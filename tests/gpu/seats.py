@@ -480,7 +480,7 @@ def _seated(bench: Bench, name: str, profile: str, *, gpus: Sequence[int] = (0,)
     mib = min(mib or bench.mib, bench.mib)
     what = "several" if len(gpus) > 1 else "one"
     flags = [*_seat(bench, profile, mib), "--env", f"NVIDIA_VISIBLE_DEVICES={','.join(map(str, gpus))}"]
-    with asked(_only(bench, gpus), name, flags, argv=bench.payload(what, mib, gpus)) as (one, ask):
+    with asked(_only(bench, gpus), name, flags, argv=bench.payload(what, mib, len(gpus))) as (one, ask):
         yield Asked(one, ask)
 
 
