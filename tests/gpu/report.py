@@ -169,12 +169,12 @@ def prepared(machine: Machine, arguments: argparse.Namespace, arena: int = 0) ->
         flags += ["--env", f"LD_LIBRARY_PATH={':'.join(libraries)}"]
     flags += ["--env", "HOME=/tmp"]
 
-    def payload(what: str, mib: int = 0, gpus: Sequence[int] = (0,)) -> list[str]:
+    def payload(what: str, mib: int = 0, gpus: int = 1) -> list[str]:
         mib = mib or arguments.mib
         if not arguments.pretended:  # a container has no other GPUs than those that it is for
             return [*program, what, str(mib)]
         if what in ("one", "several"):
-            return [*program, str(min(mib, 2)), "20", ",".join(map(str, gpus))]
+            return [*program, str(min(mib, 2)), "20", ",".join(map(str, range(gpus)))]
         both = " ".join(f'({" ".join(program)} 2 20 | while read l; do echo "{n}: $l"; done) &' for n in (0, 1))
         return ["sh", "-c", f"{both} wait"]
 

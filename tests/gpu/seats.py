@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,9 @@ from tests.gpu.zoo.held import by_processes, least, resident_kib
 
 PROGRAMS, SWITCHES = 6, 100
 CYCLES, SMALL_MIB = 1000, 256
+CYCLES_SECONDS = 600.0
+LOOKS = (1, 2, 10, 100, 250, 500, 750)
+REHEARSED = 25  # a rehearsal does so much less of everything
 NOTEBOOK_MIB = 8192
 CELLS = 20
 ROUNDS = 20
@@ -98,6 +101,10 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 4) for name, share in at.items()}
 
 
+def times(bench: Bench, count: int) -> int:
+    return count if bench.pretended is None else max(4, count // REHEARSED)
+
+
 @dataclass
 class Asked:
     """A container whose program does a step for each line that it is sent."""
@@ -122,7 +129,9 @@ class Asked:
 
 def seats_rotate(bench: Bench) -> None:
     """Programs of --mib each, of which the arbiter lets one onto the GPU, are woken in random order."""
-    figures = Figures(bench.out / "seats_rotate.json", {"mib": bench.mib, "programs": PROGRAMS, "of": SWITCHES})
+    figures = Figures(
+        bench.out / "seats_rotate.json", {"mib": bench.mib, "programs": PROGRAMS, "of": times(bench, SWITCHES)}
+    )
     numbers = random.Random(1)
     wakes: list[float] = []
     computing: list[float] = []
@@ -132,7 +141,7 @@ def seats_rotate(bench: Bench) -> None:
         programs = [stack.enter_context(_seated(bench, f"rotates-{number}of", "one")) for number in range(PROGRAMS)]
         figures.tell(now=True, started_seconds=round(time.monotonic() - began, 1))
         print(f"  all {PROGRAMS} have computed after {time.monotonic() - began:.0f} s", flush=True)
-        for number in range(PROGRAMS + SWITCHES):
+        for number in range(PROGRAMS + times(bench, SWITCHES)):
             away = [one for one in programs if status(agent, one.id) != "active"]
             one = programs[number] if number < PROGRAMS else numbers.choice(away)
             if number == PROGRAMS:  # each has been away and back: what is made once is made
@@ -150,8 +159,7 @@ def seats_rotate(bench: Bench) -> None:
                 request_to_computed=spread(computing), by_step={name: spread(found) for name, found in steps.items()},
                 wakes=[round(one, 3) for one in wakes],
             )  # fmt: skip
-            active = [other.id for other in programs if status(agent, other.id) == "active"]
-            assert active == [one.id], f"{one.id} is awake, and active are {active}"
+            become(agent, {other.id: "active" if other is one else "suspended" for other in programs})
         swaps = [one.state for one in agent.operations(limit=500) if one.state.verb == "swap"]
         figures.tell(
             now=True,
@@ -166,15 +174,22 @@ def seats_rotate(bench: Bench) -> None:
 
 
 def suspends_leave_nothing(bench: Bench) -> None:
-    """One small program is suspended and resumed CYCLES times; what is held is compared with after the first time."""
-    figures = Figures(bench.out / "suspends_leave_nothing.json", {"mib": min(bench.mib, SMALL_MIB), "of": CYCLES})
+    """One small program is suspended and resumed CYCLES times; what is held is compared with after the first time.
+
+    It ends before where CYCLES_SECONDS are over.
+    """
+    figures = Figures(
+        bench.out / "suspends_leave_nothing.json", {"mib": min(bench.mib, SMALL_MIB), "of": times(bench, CYCLES)}
+    )
     suspends: list[float] = []
     resumes: list[float] = []
     name = "leaves-nothing"
     with agent_with_seats(bench, ONE_GPU) as agent, _seated(bench, name, "one", mib=SMALL_MIB) as one:
         held: dict[str, dict[str, Any]] = {}
-        for number in range(1, CYCLES + 1):
-            looks = number in (1, 2, 10, 100, CYCLES // 2, CYCLES)
+        until = time.monotonic() + CYCLES_SECONDS
+        for number in range(1, times(bench, CYCLES) + 1):
+            late = time.monotonic() > until
+            looks = late or number in (*LOOKS, times(bench, CYCLES))
             began = time.monotonic()
             agent.suspend(name).result(STEP_SECONDS)
             suspends.append(time.monotonic() - began)
@@ -186,11 +201,16 @@ def suspends_leave_nothing(bench: Bench) -> None:
             if looks or number % 10 == 0:
                 one.step()
             if looks:
-                held[f"computes {number}"] = _held(bench, agent, name)
-                figures.tell(now=True, held=held)
-                print(f"  {number}: {json.dumps(held[f'computes {number}'])}", flush=True)
+                held[f"computes {number}"] = now = _held(bench, agent, name)
+                more = {
+                    state: _more(held[f"{state} 1"], held[f"{state} {number}"]) for state in ("suspended", "computes")
+                }
+                figures.tell(now=True, held=held, more_than_after_the_first=more)
+                print(f"  {number}: {json.dumps(now)}", flush=True)
             figures.tell(cycles=number, suspend=spread(suspends), resume=spread(resumes))
-        figures.tell(now=True, more_than_after_the_first=_more(held["computes 1"], held[f"computes {CYCLES}"]))
+            if late:
+                break
+        figures.tell(now=True)
     bench.rows.append((name, "suspend, median", spread(suspends)["median"], SMALL_MIB << 20))
     bench.rows.append((name, "resume, median", spread(resumes)["median"], SMALL_MIB << 20))
     print(f"  {json.dumps(figures.values)}", flush=True)
@@ -202,7 +222,9 @@ def notebook_wakes(bench: Bench) -> None:
     sys.path.append(str(site))
     from jupyter_client.blocking.client import BlockingKernelClient  # of the kit, where it has it
 
-    figures = Figures(bench.out / "notebook_wakes.json", {"of": CELLS, "mib": min(bench.mib, NOTEBOOK_MIB)})
+    figures = Figures(
+        bench.out / "notebook_wakes.json", {"of": times(bench, CELLS), "mib": min(bench.mib, NOTEBOOK_MIB)}
+    )
     name = "notebook"
     place = bench.images / f"{name}.d"
     place.mkdir()
@@ -220,12 +242,12 @@ def notebook_wakes(bench: Bench) -> None:
     first, cell = _cells(bench)
     with (
         agent_with_seats(bench, ONE_GPU) as agent,
-        _seated(bench, "beside-notebook", "one", mib=NOTEBOOK_MIB) as other,
+        _seated(bench, "neighbour", "one", mib=NOTEBOOK_MIB) as other,
         container(bench, name, *kernel, programs=0, flags=flags) as notebook,
     ):
         client = BlockingKernelClient()
         client.load_connection_info({**connection, "ip": str(place / "kernel")})
-        client.start_channels()
+        client.start_channels(hb=False)  # it would count as dead while it starts
         client.wait_for_ready(timeout=60)
 
         def run(code: str) -> tuple[str, float]:
@@ -240,7 +262,7 @@ def notebook_wakes(bench: Bench) -> None:
         figures.tell(now=True, first_cell_seconds=round(took, 3))
         used: list[float] = []
         plain: list[float] = []
-        for number in range(CELLS):
+        for number in range(times(bench, CELLS)):
             agent.wake(other.id).result(STEP_SECONDS)
             other.step()
             await_true(lambda: status(agent, name) == "suspended", f"{name} is suspended", shown=notebook.log.read_text)
@@ -279,34 +301,32 @@ def _said(message: dict[str, Any]) -> str:
 def seats_of_two_gpus(bench: Bench) -> None:
     """Seats of G0, G1 and G01: those of one GPU are active together, and make room together for the one of both."""
     assert len(gpu_nodes()) > 1 or bench.pretended, "needs two GPUs"
-    figures = Figures(bench.out / "seats_of_two_gpus.json", {"mib": bench.mib, "of": ROUNDS})
+    figures = Figures(bench.out / "seats_of_two_gpus.json", {"mib": bench.mib, "of": times(bench, ROUNDS)})
     wakes: dict[str, list[float]] = {"wide": [], "one": [], "other": []}
     with agent_with_seats(bench, TWO_GPUS) as agent, ExitStack() as stack:
         singles = [
             stack.enter_context(_seated(bench, name, "one", gpus=(number,)))
-            for number, name in enumerate(("seat-of-g0", "seat-of-g1"))
+            for number, name in enumerate(("single-zero", "single-one"))
         ]
-        wide = stack.enter_context(_seated(bench, "seat-of-g01", "two", gpus=(0, 1)))
+        wide = stack.enter_context(_seated(bench, "both-of-them", "two", gpus=(0, 1)))
         watch = stack.enter_context(watching([*(one.id for one in singles), wide.id]))
         seen = {one.container: one.group for one in agent.seats()}
         assert [seen[one.id] for one in (*singles, wide)] == ["G0", "G1", "G01"], seen
-        for number in range(ROUNDS):
+        for number in range(times(bench, ROUNDS)):
             for one, key in zip(singles, ("one", "other"), strict=True):
                 began = time.monotonic()
                 agent.wake(one.id).result(STEP_SECONDS)
                 one.step()
                 wakes[key].append(time.monotonic() - began)
-                assert status(agent, wide.id) == "suspended", status(agent, wide.id)
-            states = [status(agent, one.id) for one in singles]
-            assert states == ["active", "active"], f"both singles are active together: {states}"
+                become(agent, {one.id: "active", wide.id: "suspended"})
+            become(agent, {one.id: "active" for one in singles})  # together
             for one in singles:
                 one.step()
             began = time.monotonic()
             agent.wake(wide.id).result(STEP_SECONDS)
             wide.step()
             wakes["wide"].append(time.monotonic() - began)
-            states = [status(agent, one.id) for one in singles]
-            assert states == ["suspended", "suspended"], f"both make room: {states}"
+            become(agent, {wide.id: "active", **{one.id: "suspended" for one in singles}})
             figures.tell(
                 rounds=number + 1, wide_awake=spread(wakes["wide"]), first_single_awake=spread(wakes["one"]),
                 second_single_awake=spread(wakes["other"]), watched=watch.told(),
@@ -446,12 +466,21 @@ def status(agent: Agent, name: str) -> str:
     return next((one.status for one in agent.seats() if one.container == name), "")
 
 
+def become(agent: Agent, wanted: Mapping[str, str]) -> None:
+    """Wait until the seats of these containers have these statuses, as the arbiter sees them at its next look."""
+
+    def now() -> dict[str, str]:
+        return {one.container: one.status for one in agent.seats() if one.container in wanted}
+
+    await_true(lambda: now() == wanted, f"seats are {dict(wanted)}", shown=lambda: str(now()))
+
+
 @contextmanager
 def _seated(bench: Bench, name: str, profile: str, *, gpus: Sequence[int] = (0,), mib: int = 0) -> Iterator[Asked]:
     mib = min(mib or bench.mib, bench.mib)
     what = "several" if len(gpus) > 1 else "one"
     flags = [*_seat(bench, profile, mib), "--env", f"NVIDIA_VISIBLE_DEVICES={','.join(map(str, gpus))}"]
-    with asked(_only(bench, gpus), name, flags, argv=bench.payload(what, mib, gpus)) as (one, ask):
+    with asked(_only(bench, gpus), name, flags, argv=bench.payload(what, mib, len(gpus))) as (one, ask):
         yield Asked(one, ask)
 
 
