@@ -96,9 +96,9 @@ class Engine:
         known = self._operations.get(id)
         return self._tracks.with_progress(known if known is not None else await self._store.get(id))
 
-    def holds(self, name: str, but: str = "") -> bool:
-        """Return whether an operation that has not ended, `but` this one, holds or waits for what has this name."""
-        return any(name in one.target.holds for one in self._operations.values() if one.id != but)
+    def holds(self, name: str) -> bool:
+        """Return whether an operation that has not ended holds, or waits for, what has this name."""
+        return any(name in operation.target.holds for operation in self._operations.values())
 
     async def list(self, wanted: Wanted = Wanted()) -> Sequence[Operation]:  # noqa: B008  # frozen
         """Return operations, newest first. Raises Missing for an unknown `before`."""

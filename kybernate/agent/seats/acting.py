@@ -5,7 +5,6 @@ An operation is in the journal, is undone or found again after a restart as any 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 REQUESTER: Final = "arbiter of seats"
 SECONDS: Final = 180.0  # of an operation; a driver that hangs in one of them keeps only its own seat's turn
 SWAP_SECONDS: Final = 60.0
-OCCUPIED: Final = "another operation runs on one of the two containers"
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,10 @@ class Acting:
 
     async def swap(self, seat: str, out: Key, key: Key, *, again: bool = False) -> Outcome:
         """Do both at the same time; one after the other for containers of different namespaces."""
-        both = [f"container {one[0]}/{one[1]}" for one in (out, key)]
-        if any(map(self._engine.holds, both)):
-            return Outcome(False, OCCUPIED)
+        if any(self._engine.holds(f"container {one[0]}/{one[1]}") for one in (out, key)):
+            return Outcome(False, "another operation runs on one of the two containers")
         if out[0] == key[0]:
-            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS, again=again, alone=both)
+            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS, again=again)
         left = await self.suspend(seat, out, again=again)
         return await self.wake(seat, key) if left.succeeded else left
 
@@ -76,13 +73,7 @@ class Acting:
         with suppress(Failure):  # it has ended, or does at its deadline
             await self._engine.cancel(operation)
 
-    async def _done(
-        self, seat: str, verb: Verb, seconds: float = SECONDS, *, again: bool = False, alone: Collection[str] = ()
-    ) -> Outcome:
-        """Begin an operation and wait for its end. Undo it where another one came first for what it needs `alone`.
-
-        That one may be a wake which waits for the room that only this one makes.
-        """
+    async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS, *, again: bool = False) -> Outcome:
         labels = {SEAT: seat} if seat else {}
         if again:
             labels[AT_WORK] = "true"
@@ -90,10 +81,6 @@ class Acting:
             begun = await self._engine.submit(
                 Submission(verb, requester=self._requester, seconds=seconds, labels=labels)
             )
-            if not begun.final and any(self._engine.holds(name, but=begun.id) for name in alone):
-                await self._engine.cancel(begun.id)
-                await self._last(begun.id)
-                return Outcome(False, OCCUPIED)
             return _outcome(await self._last(begun.id))
         except Failure as error:
             return Outcome(False, str(error))
