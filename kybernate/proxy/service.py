@@ -6,9 +6,11 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aiohttp import ClientSession, web
 
+from kybernate.node.failure import Failure
 from kybernate.proxy.activity import Activity
 from kybernate.proxy.document import unusable
 from kybernate.proxy.embedded.connection import Connections
@@ -16,9 +18,6 @@ from kybernate.proxy.embedded.handler import Handler
 from kybernate.proxy.embedded.tcp import TcpPort
 from kybernate.proxy.embedded.upstream import Inner, session
 from kybernate.proxy.engine import Engine
-from kybernate.proxy.ext_proc.server import ExtProcPort
-from kybernate.proxy.haproxy.child import HaproxyUnusable
-from kybernate.proxy.haproxy.plane import HaproxyPlane
 from kybernate.proxy.metrics import AccessLog, Metrics, States
 from kybernate.proxy.models import Models
 from kybernate.proxy.record import Record
@@ -26,6 +25,10 @@ from kybernate.proxy.rules import Rules
 from kybernate.proxy.settings import Model, Selector, Settings
 from kybernate.proxy.shares import Shares, Sharing
 from kybernate_shim.logs import Log
+
+if TYPE_CHECKING:
+    from kybernate.proxy.ext_proc.server import ExtProcPort
+    from kybernate.proxy.haproxy.plane import HaproxyPlane
 
 BACKLOG = 4096
 
@@ -85,7 +88,7 @@ class Service:
         if self.plane is not None:
             try:
                 await self.plane.change(settings)
-            except HaproxyUnusable:
+            except Failure:  # HaproxyUnusable
                 self.rules.change(before)
                 raise
 
@@ -123,7 +126,11 @@ async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sha
 
     Raises Invalid where a file of keys or an address cannot be used, and HaproxyUnusable.
     """
-    plane = HaproxyPlane(settings, log) if settings.plane == "haproxy" else None
+    plane: HaproxyPlane | None = None
+    if settings.plane == "haproxy":
+        from kybernate.proxy.haproxy.plane import HaproxyPlane  # most proxies have none, and start sooner without
+
+        plane = HaproxyPlane(settings, log)
     metrics = Metrics(one.name for one in settings.models)
     engine = Engine(source, settings.models, metrics, log, plane)
     metrics.registry.register(States(engine))
@@ -136,6 +143,8 @@ async def start(settings: Settings, source: Models, log: Log, sharing: tuple[Sha
     connections = Connections(handler, settings.limits, handler.trusted, lambda error: _log_defect(log, error))
     service = Service(engine, metrics, client, connections, rules, plane=plane, inner=inner, access=access, log=log)
     if settings.ext_proc:
+        from kybernate.proxy.ext_proc.server import ExtProcPort  # its messages take a while to load
+
         service.ext_proc = ExtProcPort(rules, engine, observers)
     try:
         await _listen(service, settings, log)
