@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kybernate.up.models_file import ModelsFile
 
 FILE = Path("models.yaml")
+AlsoFile = Annotated[
+    Path | None, typer.Option("-f", "--file", metavar="FILE", help="The models, as an option.", show_default=False)
+]
 ModelsFileOption = Annotated[
     Path, typer.Option("--file", metavar="FILE", help="The models.", show_default="models.yaml")
 ]
@@ -59,8 +62,10 @@ def up(
     ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Print the file's JSON schema, for editors.")] = False,
     agent: Annotated[str, typer.Option(metavar="ADDRESS", help="The agent; by default the node's own.")] = "",
+    also_file: AlsoFile = None,
 ) -> None:
     """Run the models of a file behind one address; each sleeps until it is asked."""
+    file = also_file or file
     try:
         from kybernate.up import background, control, models_file  # what it loads, no other needs
         from kybernate.up import schema as schema_of
@@ -111,6 +116,7 @@ def down(
         bool, typer.Option("--keep-images", help="Keep the templates, from which models come back.")
     ] = False,
     agent: Annotated[str, typer.Option(metavar="ADDRESS", help="The agent; by default the node's own.")] = "",
+    also_file: AlsoFile = None,
 ) -> None:
     """End `kybernate up` of a file, and remove its containers and templates.
 
@@ -118,7 +124,7 @@ def down(
     """
     from kybernate.up import background, models_file, program  # what it loads, no other command needs
 
-    project = models_file.load(file, os.environ).project
+    project = models_file.load(also_file or file, os.environ).project
     background.end(project)
     program.down(project, _say)
     if not keep_images:
@@ -128,11 +134,12 @@ def down(
 def models(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The models.", show_default="models.yaml")] = FILE,
     output: Output = Format.TABLE,
+    also_file: AlsoFile = None,
 ) -> None:
     """List the models of a file that `kybernate up` keeps."""
     from kybernate.up import control, models_file  # what it loads, no other command needs
 
-    TABLE.show(output, control.call(models_file.load(file, os.environ).project, "models"))
+    TABLE.show(output, control.call(models_file.load(also_file or file, os.environ).project, "models"))
 
 
 def restart(
@@ -159,12 +166,12 @@ def logs(
 ) -> None:
     """Print the output of a model's program."""
     from kybernate.node.container_log import LogFile  # what it loads, no other command needs
-    from kybernate.up import models_file, pods
+    from kybernate.up import control, models_file
 
     found = models_file.load(file, os.environ)
     if model not in {entry.name for entry in found.models}:
         raise Missing(f"{file} has no model {model}", advice="`kybernate up --check` lists them")
-    log = LogFile(pods.LOGS / found.project / model / "0.log")
+    log = LogFile(control.LOGS / found.project / model / "0.log")
     lines = log.tail(tail)
     while lines or follow:
         echo(printable("".join(map(str, lines)), keep="\n\t"), end="")
@@ -201,6 +208,12 @@ def _write_example(file: Path, text: str) -> None:
     try:
         with file.open("x") as written:
             written.write(text)
+    except FileExistsError as error:
+        raise Unavailable(
+            f"{file} is there already",
+            state="it stays as it is",
+            advice="name another file at the end of the command; `kybernate up --check` reads the one that is there",
+        ) from error
     except OSError as error:
         raise Unavailable(f"{file} was not written: {error.strerror}", state="nothing was changed") from error
     typer.echo(f"wrote {file}")

@@ -378,8 +378,10 @@ def _peer(request: Request) -> str:
 
 
 def _asked(values: Mapping[str, str]) -> tuple[Action | None, str]:
-    name = values.get("action", "")
-    return Action(name) if name in list(Action) else None, values.get("key", "")
+    """Return the action and the key of a form: of a button, which has both in one value, or of its confirmation."""
+    name, _, key = values.get("ask", "").partition(" ")
+    name, key = values.get("action", name), values.get("key", key)
+    return Action(name) if name in list(Action) else None, key
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
+from zlib import crc32
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -78,7 +79,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(size=size, clock=clock, seconds=seconds)
+        self._environment.filters.update(size=size, clock=clock, seconds=seconds, mark=mark)
         self._environment.globals.update(
             Section=Section, Action=Action, LABELS=LABELS, playground=playground, version=self.version
         )
@@ -119,6 +120,11 @@ class Renderer:
     def _facts(self, query: Query) -> dict[str, Any]:
         selected = self._known.container(query.container) if query.container else None
         return {"selected": selected, "why": why(selected, self._known) if selected else ""}
+
+
+def mark(row: str) -> str:
+    """Return what changes with a row's HTML: browsers keep rows whose mark is the same, and do not read them again."""
+    return f"{crc32(row.encode('utf-8', 'replace')):08x}"
 
 
 def clock(then: float) -> str:

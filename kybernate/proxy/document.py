@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -74,6 +75,11 @@ class Section:
             self._fields = item.entries()
         except ValueError as error:
             item.problem(f"{item.path or 'the document'} {error}")
+        self._given = frozenset(self._fields)
+
+    def has(self, *keys: str) -> bool:
+        """Return whether the document has one of these keys, taken or not."""
+        return any(key in self._given for key in keys)
 
     def take(self, key: str, read: Callable[[Item], Read], default: Any = REQUIRED) -> Read:
         """Return a field as `read` makes it of its value, or the default. What is wrong becomes a problem."""
@@ -91,8 +97,10 @@ class Section:
 
     def end(self) -> None:
         """Report the keys that were not taken."""
-        for item in self._fields.values():
-            item.problem(f"{item.path} is unknown; the keys here are {', '.join(sorted(self._taken))}")
+        for name, item in self._fields.items():
+            near = get_close_matches(name, self._taken, 1)
+            meant = f": did you mean {near[0]}?" if near else ""
+            item.problem(f"{item.path} is unknown; the keys here are {', '.join(sorted(self._taken))}{meant}")
 
 
 def read_document(text: str, name: str, read: Callable[[Item], Read]) -> Read:
@@ -105,13 +113,15 @@ def read_document(text: str, name: str, read: Callable[[Item], Read]) -> Read:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise unusable(f"{name}{place}: {error.problem}") from error
+        line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+        quotes = "; a value with ${…} needs quotes inside braces" if "${" in line else ""
+        raise unusable(f"{name}{place}: {error.problem}{quotes}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise unusable(f"{name}: is no YAML: {error}") from error
     problems: list[tuple[int, int, str]] = []
     found = read(Item(node or yaml.MappingNode("tag:yaml.org,2002:map", [], *(_start(name),) * 2), "", problems))
     if problems:
-        raise unusable("\n".join(f"{name}:{line}:{column}: {text}" for line, column, text in sorted(problems)))
+        raise unusable("\n".join(f"{name}:{line}:{column}: {text}" for line, column, text in sorted({*problems})))
     return found
 
 
@@ -209,7 +219,7 @@ def checked_address(value: str) -> str:
 
 def listen(item: Item) -> tuple[str, int]:
     """Read HOST:PORT; an IPv6 address stands in brackets."""
-    return _host_and_port(text(item))
+    return _host_and_port(str(item.value))
 
 
 def _host_and_port(value: str) -> tuple[str, int]:

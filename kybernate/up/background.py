@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from kybernate.node.failure import Invalid, Unavailable
-from kybernate.up.control import running_process
+from kybernate.up.control import LOGS, running_process
 from kybernate.up.models_file import load
-from kybernate.up.pods import LOGS
 
 SYSTEMD: Final = Path("/run/systemd/system")  # is there where systemd is the service manager
 UNITS: Final = Path("/etc/systemd/system")

@@ -20,6 +20,7 @@ from typing import Any, Final
 from kybernate.node.failure import Failure, Invalid, Missing, Refused, Unavailable
 from kybernate_shim import bounded_json
 
+LOGS: Final = Path("/var/log/kybernate/up")  # a directory for each project
 LOCKS: Final = Path("/run/kybernate/up")
 LOOKS, LOOK_SECONDS = 50, 0.01  # at a lock that is taken
 ASKED_BYTES: Final = 4096
@@ -88,6 +89,10 @@ def call(project: str, do: str, **asked: Any) -> Any:
             client.sendall(json.dumps({"do": do, **asked}).encode() + b"\n")
             with client.makefile("rb") as lines:
                 found = bounded_json.parse(lines.readline(ANSWER_BYTES) or b"null")
+        except FileNotFoundError as error:
+            raise Unavailable(
+                f"no process keeps the models of the project {project}", advice="start it: kybernate up -d"
+            ) from error
         except (OSError, ValueError) as error:
             raise Unavailable(
                 f"no process keeps the models of the project {project}: {error}", advice="start it: kybernate up -d"

@@ -22,6 +22,7 @@ from kybernate.seats.windows import DAY_MINUTES, DAYS, Window
 
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?", re.ASCII)  # it is part of the names of pods and images
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+QUOTED: Final = re.compile(r"""(["'])(.*?)\1(?:\s+#.*)?""")  # a value of a file of variables
 FIRST_PORT: Final = 18_000  # of models that name none: one after the other, in the order of the file
 OWN_VARIABLES: Final = frozenset({"PORT", "MODEL"})  # are set for each model, and stay for its command
 ROUTING: Final = frozenset(  # keys that need no other container
@@ -146,7 +147,8 @@ def _invalid(failure: Invalid) -> Invalid:
 def _file(item: Item, directory: Path, values: dict[str, str]) -> ModelsFile:
     files = tuple(directory / path for path in _environment_files(item))
     for path in files:
-        values |= {one: text for one, text in _variables_of(path, item).items() if one not in values}
+        found = _variables_of(path, item.entries()["env_file"])
+        values |= {one: text for one, text in found.items() if one not in values}
     _substitute(item, item.node, values)
     section = Section(item)
     section.take("env_file", doc.texts, ())
@@ -155,6 +157,8 @@ def _file(item: Item, directory: Path, values: dict[str, str]) -> ModelsFile:
     listen = section.take("listen", doc.listen, ("127.0.0.1", 8080))
     models = section.take("models", lambda one: _models(one, defaults), ())
     peers = section.take("peers", read_peers, ())
+    if not section.has("models", "peers"):
+        item.problem("the document has no models: `kybernate up --init` writes an example")
     selectors = section.take("selectors", read_selectors, ())
     matrix = section.take("matrix", lambda one: _matrix(one, models or ()), None)
     keys = section.take("keys", doc.absolute_path, None)
@@ -196,7 +200,7 @@ def _environment_files(item: Item) -> tuple[str, ...]:
 
 
 def _variables_of(path: Path, item: Item) -> dict[str, str]:
-    """Return NAME=VALUE of each line of a file; lines that begin with # are comments."""
+    """Return NAME=VALUE of each line of a file, as shells and docker have it: with quotes, `export` and # comments."""
     found = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -209,8 +213,15 @@ def _variables_of(path: Path, item: Item) -> dict[str, str]:
             continue
         if not equals:
             item.problem(f"env_file: {path}:{number} is not NAME=VALUE")
-        found[name.strip()] = value.strip().strip("'\"")
+        found[name.strip()] = _unquoted(value.strip())
     return found
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without its quotes; one that has none ends before ` #`."""
+    if (quoted := QUOTED.fullmatch(value)) is not None:
+        return quoted[2]
+    return "" if value.startswith("#") else value.partition(" #")[0].rstrip()
 
 
 def _substitute(item: Item, node: yaml.Node, values: Mapping[str, str]) -> None:
@@ -317,7 +328,12 @@ def _port(item: Item) -> int:
 
 def _command(item: Item) -> tuple[str, ...]:
     """Read a list of words, or one text that is split as a shell does."""
-    return tuple(shlex.split(item.value)) if isinstance(item.value, str) else doc.texts(item)
+    if not isinstance(item.value, str):
+        return doc.texts(item)
+    try:
+        return tuple(shlex.split(item.value))
+    except ValueError as error:
+        raise ValueError("has a quote without its end") from error
 
 
 def _path(item: Item) -> str:
@@ -404,12 +420,15 @@ def _body(item: Item) -> str:
 
 
 def _check(models: tuple[Entry, ...], item: Item) -> None:
-    """Report ports and names that two models have."""
+    """Report ports and names that two models have, at the second of them."""
+    places = item.entries()["models"].entries() if models else {}
     ports: dict[int, str] = {}
     names: dict[str, str] = {}
     for model in models:
         if ports.setdefault(model.port, model.name) != model.name:
-            item.problem(f"models.{model.name}: port: {model.port} is the port of {ports[model.port]}, too")
+            places[model.name].problem(
+                f"models.{model.name}: port: {model.port} is the port of {ports[model.port]}, too"
+            )
         for name in (model.name, *model.aliases):
             if names.setdefault(name, model.name) != model.name:
-                item.problem(f"models.{model.name}: {name} is a name of {names[name]}, too")
+                places[model.name].problem(f"models.{model.name}: {name} is a name of {names[name]}, too")

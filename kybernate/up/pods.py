@@ -27,6 +27,7 @@ from kybernate.messages.cri_images_pb2_grpc import ImageServiceStub
 from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceStub
 from kybernate.node.failure import Missing, Refused, Unavailable
 from kybernate.node.lookup import UP_PODS
+from kybernate.up.control import LOGS
 from kybernate.up.models_file import Entry
 
 PROJECT: Final = "kybernate.io/up"
@@ -38,7 +39,6 @@ ARENA: Final = "kybernate.io/arena"
 PRIORITY: Final = "kybernate.io/priority"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
-LOGS: Final = Path("/var/log/kybernate/up")
 CALL_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 3600.0
 LOG_BYTES: Final = 16 << 20  # of a model's log, until it is rotated

@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from kybernate.up import control
-from kybernate.up.pods import LOGS
+from kybernate.up.control import LOGS
 from kybernate_shim.config import Config
 from tests.fakes.cuda import Gpus
 from tests.lab.node import Containerd

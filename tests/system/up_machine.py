@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 
 from kybernate.up import control
-from kybernate.up.pods import LOGS, Pods, Running
+from kybernate.up.control import LOGS
+from kybernate.up.pods import Pods, Running
 from kybernate_shim.config import Config
 from tests.system.checkpoints import PYTHON
 from tests.system.ctr import eventually

@@ -22,17 +22,60 @@
     }
   }
 
+  // Rows of long lists have a mark, and most are the same as before: what the server sends is read without them, each
+  // with an empty one in its place, and of these only those that differ are read in turn.
+  const ROW = /<(tr|li) (id="[^"]*" data-mark="[^"]*")[^>]*>[^]*?<\/\1>/g;
+  let rows = [];
+  function withoutRows(html) {
+    rows = [];
+    return html.replace(ROW, (row, tag, names) => `<${tag} ${names} data-row="${rows.push(row) - 1}"></${tag}>`);
+  }
+
+  function rowOf(empty) {
+    const holder = document.createElement("template");
+    holder.innerHTML = rows[empty.dataset.row];  // of this page's own templates, which escape each value
+    local(holder.content);
+    return holder.content.firstElementChild;
+  }
+
+  const isRow = (node) => node.dataset?.mark !== undefined;
+
+  // Gives a list the rows of another one: those that are the same stay where they are, with the reader's focus.
+  function updateRows(before, after) {
+    const there = new Map([...before.children].map((row) => [row.id, row]));
+    const wanted = new Set([...after.children].map((row) => row.id));
+    for (const [id, row] of there) if (!wanted.has(id)) row.remove();
+    let place = before.firstElementChild;
+    for (const empty of [...after.children]) {
+      let row = there.get(empty.id);
+      if (row?.dataset.mark !== empty.dataset.mark) {
+        const read = rowOf(empty);
+        if (row === place) place = read;
+        row?.replaceWith(read);
+        row = read;
+      }
+      if (row === place) place = row.nextElementSibling;
+      else before.insertBefore(row, place);
+    }
+  }
+
   // Replaces what differs, element by element where both have the same children's ids.
   function update(before, after) {
     if (before.isEqualNode(after)) return;
     const one = [...before.children], other = [...after.children];
-    const same = before.nodeName === after.nodeName && one.length === other.length && one.length > 0 &&
+    const alike = before.nodeName === after.nodeName && before.cloneNode(false).isEqualNode(after.cloneNode(false));
+    if (alike && one.length && other.length && one.every(isRow) && other.every(isRow)) return updateRows(before, after);
+    const same = alike && one.length === other.length && one.length > 0 &&
       [...before.childNodes].every((node) => node.nodeType !== 3 || !node.data.trim()) &&
       [...after.childNodes].every((node) => node.nodeType !== 3 || !node.data.trim()) &&
-      one.every((child, n) => child.nodeName === other[n].nodeName && child.id === other[n].id) &&
-      before.cloneNode(false).isEqualNode(after.cloneNode(false));
+      one.every((child, n) => child.nodeName === other[n].nodeName && child.id === other[n].id);
     if (same) one.forEach((child, n) => update(child, other[n]));
-    else before.replaceWith(after);
+    else before.replaceWith(withRows(after));
+  }
+
+  function withRows(element) {
+    for (const empty of element.querySelectorAll("[data-row]")) empty.replaceWith(rowOf(empty));
+    return element;
   }
 
   function show(place, html) {
@@ -60,7 +103,7 @@
     if (answer.status === 401) return location.assign("/login");
     if (!answer.ok) throw new Error(`${answer.status}`);
     const all = document.createElement("template");
-    all.innerHTML = await answer.text();  // of this page's own templates, which escape each value
+    all.innerHTML = withoutRows(await answer.text());
     for (const html of all.content.children) {
       const name = html.dataset.section;
       show(document.querySelector(`main [data-section=${name}]`), html);
@@ -103,9 +146,9 @@
 
   document.addEventListener("submit", async (event) => {
     const form = event.target;
-    if (form.matches("form.action")) {
+    if (form.id === "ask") {
       event.preventDefault();
-      const answer = await fetch(`/confirm?fragment=1&${new URLSearchParams(new FormData(form))}`);
+      const answer = await fetch(`/confirm?fragment=1&${new URLSearchParams(new FormData(form, event.submitter))}`);
       if (!answer.ok) return say(await answer.text());
       dialog.innerHTML = await answer.text();
       dialog.showModal();

@@ -61,6 +61,12 @@ def test_file_is_read_as_it_is_meant() -> None:
     ("text", "problem"),
     [
         ("models: {a: {image: x, idle-timout: 5m}}", r"models.yaml:1:37: models.a.idle-timout is unknown"),
+        ("models: {a: {image: x, idle_timeout: 5m}}", r"did you mean idle-timeout\?"),
+        ("", r"models.yaml:1:1: the document has no models: `kybernate up --init`"),
+        ("models: {a: {image: x, env: {A: ${B}}}}", r"1:34: .*; a value with \$\{…\} needs quotes inside braces"),
+        ("listen: 8080\nmodels: {}", r"1:9: listen must be HOST:PORT"),
+        ("models:\n  a: {image: x, port: 18001}\n  b: {image: y}", r"3:6: models.b: port: 18001 is the port of a"),
+        ("project: x\nenv_file: missing.env\nmodels: {}", r"2:11: env_file: missing.env cannot be read"),
         ("models: {a: {image: x, idle-timeout: soon}}", r"models.yaml:1:38: models.a.idle-timeout must be a time"),
         ("models: {a: {port: 1}}", r"1:13: models.a needs an image or a command"),
         ("models: {A_b: {image: x}}", r"cannot be a model's name"),
@@ -72,7 +78,7 @@ def test_file_is_read_as_it_is_meant() -> None:
         ("models: {a: {image: x, mounts: [relative]}}", r"must be /SOURCE:/TARGET"),
         ("models: {a: {image: x, gpus: [true]}}", r"must be the index of a GPU"),
         ("models: {a: {image: x, port: 70000}}", r"must be a port"),
-        ('models: {a: {command: "x \'y"}}', r"models.a.command No closing quotation"),
+        ('models: {a: {command: "x \'y"}}', r"models.a.command has a quote without its end"),
         ("models: [a]", r"models must be a mapping"),
         ("env_file: missing.env\nmodels: {}", r"missing.env cannot be read"),
         ("models: {a: {image: x", r"models.yaml:"),
@@ -94,6 +100,34 @@ def test_variables_of_a_file_are_below_those_of_the_environment(tmp_path: Path) 
     text = "env_file: x.env\nmodels: {a: {image: '${IMAGE}:${TAG}'}}"
     assert parse(text, str(tmp_path / "m.yaml"), {}).models[0].image == "from-file:2"
     assert parse(text, str(tmp_path / "m.yaml"), {"IMAGE": "shell"}).models[0].image == "shell:2"
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("A=1 # a comment", "1"),
+        ("A=1#2", "1#2"),
+        ('A="1 # 2"', "1 # 2"),
+        ("A='x y' # a comment", "x y"),
+        ("A=a=b", "a=b"),
+        ("A=", ""),
+        ("A=# a comment", ""),
+        ("  export A = it's ", "it's"),
+        ('A="x', '"x'),
+        ("A=x\r", "x"),
+    ],
+)
+def test_value_of_a_file_of_variables_is_what_shells_read(tmp_path: Path, line: str, value: str) -> None:
+    (tmp_path / "x.env").write_text(f"{line}\n")
+    (model,) = parse("env_file: x.env\nmodels: {a: {image: x, env: {B: '${A}'}}}", str(tmp_path / "m.yaml"), {}).models
+    assert model.environment["B"] == value
+
+
+def test_mistake_is_reported_once() -> None:
+    with pytest.raises(Invalid) as caught:
+        parse("models:\n  a: {image: x}\n  a: {image: y}\nmodels: {}\n", "m.yaml", {})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(set(lines))
 
 
 def test_digest_is_of_what_needs_another_container() -> None:
