@@ -354,9 +354,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.bench.proxy", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("figures", nargs="*", default=FIGURES, metavar="|".join(FIGURES), help="all without any")
     parser.add_argument("--threads", type=int, default=0, help="of HAProxy, ours and the plain one (one for each CPU)")
-    parser.add_argument(
-        "--loaders", type=int, default=0, help="processes that ask and that answer, for `rate`"
-    )
+    parser.add_argument("--loaders", type=int, default=0, help="processes that ask and that answer, for `rate`")
     return parser.parse_args()
 
 
