@@ -15,7 +15,7 @@ from kybernate_shim import bounded_json
 MOST_TEXT: Final = 512  # bytes of a field's name or value; a longer one is no model's
 MOST_PART_HEAD: Final = 8 << 10
 MOST_PADDING: Final = 64
-END_OF_DELIMITER: Final = rb"(?:--|[ \t]{0,62}\r\n)"  # what begins with a boundary and goes on is none
+END_OF_DELIMITER: Final = rb"(?:--|[ \t]{0,62}\r\n)"  # a line with more behind the boundary is no delimiter
 STRUCTURE: Final = re.compile(rb'["{}\[\],:]')
 IN_STRING: Final = re.compile(rb'["\\]')
 SPACE: Final = b" \t\r\n\xef\xbb\xbf"
