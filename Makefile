@@ -30,7 +30,7 @@ venv: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || apt-get install -y --no-install-recommends python3-venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[all,haproxy,postgresql,tracing,test,browser,dev,docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[all,haproxy,postgresql,tracing,traces,test,browser,dev,docs]'
 	touch $@
 
 proto: venv

@@ -14,6 +14,8 @@ from kybernate_shim import bounded_json
 
 MOST_TEXT: Final = 512  # bytes of a field's name or value; a longer one is no model's
 MOST_PART_HEAD: Final = 8 << 10
+MOST_PADDING: Final = 64
+END_OF_DELIMITER: Final = rb"(?:--|[ \t]{0,62}\r\n)"  # a line with more behind the boundary is no delimiter
 STRUCTURE: Final = re.compile(rb'["{}\[\],:]')
 IN_STRING: Final = re.compile(rb'["\\]')
 SPACE: Final = b" \t\r\n\xef\xbb\xbf"
@@ -144,7 +146,8 @@ class FormFields:
         self.found: dict[str, Value] = {}
         self.done = False
         self._wanted = wanted
-        self._delimiter = b"\r\n--" + boundary
+        self._delimiter = re.compile(re.escape(b"\r\n--" + boundary) + END_OF_DELIMITER)
+        self._longest = len(boundary) + 4 + MOST_PADDING
         self._kept = bytearray(b"\r\n")  # the first delimiter may begin the body
         self._state = "skip"  # a preamble or a part that is not wanted; then "head", "value"
         self._name = ""
@@ -156,17 +159,22 @@ class FormFields:
             pass
 
     def _skip(self) -> bool:
-        at = self._kept.find(self._delimiter)
-        if at < 0:
-            del self._kept[: max(0, len(self._kept) - len(self._delimiter))]
+        found = self._delimiter.search(self._kept)
+        if found is None:
+            del self._kept[: max(0, len(self._kept) - self._longest)]
             return False
-        del self._kept[: at + len(self._delimiter)]
-        self._state = "head"
+        self._delimited(found)
         return True
+
+    def _delimited(self, found: re.Match[bytes]) -> None:
+        """Begin a part, or end the search: two hyphens are behind the last one."""
+        self.done = self.done or found[0].endswith(b"--")
+        self._state = "head"
+        del self._kept[: found.end() - 2]  # a head of no lines begins with the end of this one
 
     def _head(self) -> bool:
         end = self._kept.find(b"\r\n\r\n")
-        if self._kept.startswith(b"--") or (end < 0 and len(self._kept) > MOST_PART_HEAD):
+        if end < 0 and len(self._kept) > MOST_PART_HEAD:
             self.done = True
         if self.done or end < 0:
             return False
@@ -176,13 +184,13 @@ class FormFields:
         return True
 
     def _value(self) -> bool:
-        end = self._kept.find(self._delimiter)
-        if end < 0:
-            if len(self._kept) > MOST_TEXT + len(self._delimiter):
+        found = self._delimiter.search(self._kept)
+        if found is None:
+            if len(self._kept) > MOST_TEXT + self._longest:
                 self._state = "skip"
                 return True
             return False
-        value = _text_of(self._kept[2:end].replace(b"\\", b"\\\\"))
+        value = _text_of(self._kept[2 : found.start()].replace(b"\\", b"\\\\"))
         if value is not None:
             self.found.setdefault(self._name, {"true": True, "false": False}.get(value.lower(), value))
         self.done = self._wanted <= self.found.keys()

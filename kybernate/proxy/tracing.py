@@ -33,9 +33,9 @@ SERVICE: Final = "kybernate-proxy"
 HEADERS: Final = ("traceparent", "tracestate")
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-EXPORTERS: Final = {
-    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+EXPORTERS: Final = {  # module and extra of each protocol
+    "http/protobuf": ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "traces"),
+    "grpc": ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "tracing"),
 }
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
 MOST_PATH: Final = 512
@@ -130,14 +130,15 @@ class Traces:
                 f"no traces are sent to {export.endpoint}: the protocol {export.protocol} is unknown",
                 advice=f"set OTEL_EXPORTER_OTLP_PROTOCOL to {' or '.join(EXPORTERS)}",
             )
+        module, extra = EXPORTERS[export.protocol]
         try:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-            exporter = import_module(EXPORTERS[export.protocol]).OTLPSpanExporter()
+            exporter = import_module(module).OTLPSpanExporter()
         except ImportError as error:
             raise Failure(
                 f"no traces are sent to {export.endpoint}: {error}",
-                advice="pip install 'kybernate[traces]' into the proxy's environment, or unset its endpoint",
+                advice=f"pip install 'kybernate[{extra}]' into the proxy's environment, or unset its endpoint",
             ) from error
         words = logging.getLogger("opentelemetry")
         words.handlers, words.propagate = [ToLog(log)], False

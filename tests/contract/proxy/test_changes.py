@@ -68,7 +68,7 @@ async def test_key_that_was_taken_out_of_its_file_is_none(standing_proxy: Standi
 
 
 async def test_what_was_counted_for_a_quota_counts_after_a_change(standing_proxy: Standing, tmp_path: Path) -> None:
-    """For each key and route: another route, or another key, has its own; one that allows more goes on from there."""
+    """For each key and route: others have their own, and of a quota that was raised, what was used stays used."""
     file = tmp_path / "keys"
     file.write_text(keys_of("alice", "bob"))
     routes = f"routes: [{{path: /status, to: qwen, keys: {file}, quota: 2}}, {{path: /other, to: qwen, quota: 1}}]"
