@@ -19,11 +19,10 @@ from typing import BinaryIO, Final
 
 from kybernate_shim.checkpoint.image.store import require_space
 from kybernate_shim.errors import Refused
-from kybernate_shim.linux.beneath import TreeFile, tree_changed
+from kybernate_shim.linux.beneath import FirstNames, TreeFile, tree_changed
 
 XATTR: Final = "SCHILY.xattr."
-MOST_HEADER: Final = 4 << 20  # bytes of an entry's names, attributes and map of holes
-MOST_ATTRIBUTES: Final = MOST_HEADER // 4  # the rest is for the names, and for a map of holes
+MOST_HEADER: Final = 4 << 20  # bytes of an entry's names, map of holes, and attributes, which are MOST_ATTRIBUTES
 MOST_EXTENTS: Final = 70_000  # their map is at most 40 bytes each; a file with more is written with its holes filled
 UNASKED: Final = 16 << 20  # bytes of a file up to which the disk's room is not examined
 BLOCK: Final = tarfile.BLOCKSIZE
@@ -48,7 +47,7 @@ class TreeTar:
     file_bytes: int = 0
     data_bytes: int = 0
     changing: bool = False
-    _links: dict[tuple[int, int], str] = field(default_factory=dict)
+    _first: FirstNames = field(default_factory=FirstNames)
 
     def add(self, found: TreeFile, attributes: Mapping[str, bytes]) -> None:
         """Add a file of any kind but a socket, with its content.
@@ -57,10 +56,8 @@ class TreeTar:
         """
         status = found.status
         info = _describe(found, attributes)
-        if not info.isdir() and status.st_nlink > 1:
-            first = self._links.setdefault((status.st_dev, status.st_ino), found.name)
-            if first != found.name:
-                info.type, info.linkname, info.size = tarfile.LNKTYPE, first, 0
+        if (first := self._first.of(found)) != found.name:
+            info.type, info.linkname, info.size = tarfile.LNKTYPE, first, 0
         self.entries += 1
         self.file_bytes += info.size
         extents = [(0, info.size)] if info.size else []
@@ -132,21 +129,14 @@ def _describe(found: TreeFile, attributes: Mapping[str, bytes]) -> tarfile.TarIn
         info.linkname = found.link()
     if info.ischr() or info.isblk():
         info.devmajor, info.devminor = os.major(status.st_rdev), os.minor(status.st_rdev)
-    if attributes:
-        _require_fitting(found, attributes)
+    if odd := next((name for name in attributes if "=" in name), None):
+        raise Refused(f"/{found.name}: the attribute {odd!r} has a name that a tar file cannot hold")
     # The time is written by hand, since a float has not enough digits for nanoseconds.
     info.pax_headers = {
         "mtime": decimal_seconds(status.st_mtime_ns),
         **{XATTR + key: value.decode(errors="surrogateescape") for key, value in attributes.items()},
     }
     return info
-
-
-def _require_fitting(found: TreeFile, attributes: Mapping[str, bytes]) -> None:
-    if odd := next((name for name in attributes if "=" in name), None):
-        raise Refused(f"/{found.name}: the attribute {odd!r} has a name that a tar file cannot hold")
-    if sum(len(name) + len(value) for name, value in attributes.items()) > MOST_ATTRIBUTES:
-        raise Refused(f"/{found.name}: more than {MOST_ATTRIBUTES} bytes of attributes")
 
 
 def _extents_of(fd: int, size: int) -> list[tuple[int, int]]:
