@@ -240,7 +240,7 @@ class _TreeWalk:
 
     def _listed(self, directory: str, fd: int) -> list[tuple[str, bool]]:
         """Return names, sorted, and whether each one is that of a directory."""
-        found = []
+        found: list[tuple[str, bool]] = []
         size = 0
         with os.scandir(fd) as entries:
             for entry in entries:

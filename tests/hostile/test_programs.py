@@ -126,7 +126,15 @@ one = open("file (deleted)", "w+"); one.write("x"); one.flush()
 two = open("gone (deleted)", "w+"); os.unlink("gone (deleted)")
 """,
     ),
-    Row("a directory of many entries", 'directory("/tmp/many")\nfor n in range(100000): os.symlink("x", str(n))\n'),
+    Row(
+        "a directory of many entries",
+        """
+directory("/tmp/many")
+for n in range(100000): os.symlink("x", str(n))
+""",
+        "did not end within",  # where a machine is busy with other work
+        may=True,
+    ),
     Row(
         "directories within each other, 2000 levels",
         """

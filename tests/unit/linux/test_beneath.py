@@ -126,8 +126,7 @@ def test_first_names_of_files_that_have_several_are_bounded(tmp_path: Path, monk
     monkeypatch.setattr(beneath, "MOST_LINKED_BYTES", 3 * (beneath.LINKED_ENTRY + 2))
     first = FirstNames()
     with closing(open_top(tmp_path)) as top, pytest.raises(OSError, match="more than 3 files that have several names"):
-        for one in walk(top):
-            first.of(one)
+        [first.of(one) for one in walk(top)]
 
 
 def test_attributes_are_bounded_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
