@@ -48,7 +48,7 @@ class Line:
 class LogFile:
     """The log at `path`, which is opened by the first read, and read on over rotations and further starts.
 
-    `at_end`: the last read has found nothing. Before that, there is more to read at once, although no line was whole.
+    `at_end`: the last read has found nothing. Before that, there is more to read, although no line was whole.
 
     All methods block for as long as the disk does, and for no writer.
     """
