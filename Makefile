@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster test-browser critest client-tests conformance bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster test-browser critest conformance bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -15,7 +15,6 @@ help:
 	@echo "make test-system LANE=trixie PYTEST_ARGS='-k exec'    run one lane, or a part of it"
 	@echo "make test-cluster run the tests of pods under a real kubelet, in a cluster"
 	@echo "make test-browser run the tests of the web page in Chromium"
-	@echo "make client-tests run containerd's client tests by containerd's shim and by ours, and compare (LANE=sid)"
 	@echo "make critest      run CRI's validation suite by containerd's shim and by ours, and compare (HANDLERS='runc kybernate')"
 	@echo "make conformance  run Kubernetes' own tests by containerd's shim and by ours, and compare (PORTIONS=node, FOCUS=Probing)"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
@@ -72,11 +71,6 @@ test-browser: venv
 # Some minutes for each handler, of which most are waits. The logs and the tables are in build/critest.
 critest:
 	tests/lab/run next -- /opt/kybernate/bin/python -m tests.system.critest $(HANDLERS)
-
-# By containerd's shim and by ours, in a containerd of their own. The logs and the tables are in build/client-tests.
-client-tests:
-	KYBERNATE_LAB_PROGRAMS=containerd-client tests/lab/run $(or $(LANE),next) -- \
-	    /opt/kybernate/bin/python -m tests.system.client_tests $(SHIMS)
 
 # More than an hour: each portion of tests/conformance/specs.py by both handlers, in a cluster of its own.
 conformance: venv

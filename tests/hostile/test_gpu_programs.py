@@ -214,6 +214,7 @@ def test_verbs_end_and_cost_no_other_container(
                     kybernate("resume", neighbour.id)
                     neighbour.computes_on()
                 print(row.name, verbs.result())
+                one.assert_goes_on()
         neighbour.computes_on()
         assert helpers() == [helper]
         assert "Traceback" not in log_path(SOCKET).read_text()[log_begins:]

@@ -108,11 +108,6 @@ PROGRAMS = {
             },
             flags=("-tags=urfave_cli_no_docs", f"-ldflags=-s -w -X {_CONTAINERD}/version.Version={CONTAINERD_VERSION}"),
         ),
-        Programs(  # a set of its own: the lane `next` needs none
-            "containerd-client",
-            {"usr/local/lib/containerd-client.test": f"{_CONTAINERD}/integration/client"},
-            flags=_STRIPPED,
-        ),
         Programs(  # its version is a file of its module
             "runc",
             {"usr/sbin/runc": "github.com/opencontainers/runc"},
