@@ -213,6 +213,13 @@ PARTS = (
         "what a program has, and CRIU dumps or not: the CRIU of `next` is that of `sid`",
     ),
     Part(
+        "tenants' programs on a GPU",
+        ("hostile/test_gpu_programs.py",),
+        150,
+        ("sid",),
+        "shim and CUDA helper against a tenant's processes: what containerd, runc and CRIU do is in the part before",
+    ),
+    Part(
         "agent's tenants",
         (
             "hostile/test_agent.py", "hostile/test_audit.py", "hostile/test_cleanup.py",

@@ -173,9 +173,11 @@ def logs(
         raise Missing(f"{file} has no model {model}", advice="`kybernate up --check` lists them")
     log = LogFile(control.LOGS / found.project / model / "0.log")
     lines = log.tail(tail)
-    while lines or follow:
+    while True:
         echo(printable("".join(map(str, lines)), keep="\n\t"), end="")
-        if not lines:
+        if not follow:
+            break
+        if not lines and log.at_end:
             time.sleep(LOG_SECONDS)
         lines = log.more()
 

@@ -48,10 +48,13 @@ class Line:
 class LogFile:
     """The log at `path`, which is opened by the first read, and read on over rotations and further starts.
 
+    `at_end`: the last read has found nothing. Before that, there is more to read, although no line was whole.
+
     All methods block for as long as the disk does, and for no writer.
     """
 
     def __init__(self, path: Path) -> None:
+        self.at_end = False
         self._path = path
         self._descriptor = -1
         self._lines = Lines()
@@ -92,7 +95,9 @@ class LogFile:
         if os.fstat(self._descriptor).st_size < os.lseek(self._descriptor, 0, os.SEEK_CUR):
             os.lseek(self._descriptor, 0, os.SEEK_SET)  # it was truncated in place, as other rotations do
             self._lines = Lines()
-        return os.read(self._descriptor, READ_BYTES)
+        data = os.read(self._descriptor, READ_BYTES)
+        self.at_end = not data
+        return data
 
     def _is_replaced(self) -> bool:
         try:

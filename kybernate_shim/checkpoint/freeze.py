@@ -7,11 +7,15 @@ caught at that moment is thawed for another moment, and frozen again.
 
 The same goes for a process that a signal has stopped, where the freezer is that of cgroup version 1: there CRIU's
 PTRACE_SEIZE waits for a thread that cannot move, and nothing but a thaw ends that.
+
+A process that is traced has one tracer alone. CRIU would try until its own limit is over to be that, while the tracer
+is frozen, or is none of the container's and may hold what it traces as long as it likes.
 Sources: ptrace(2); the kernel's ptrace_attach, which waits for JOBCTL_TRAPPING.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -20,7 +24,7 @@ from typing import Final
 
 from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
 from kybernate_shim.linux.kcmp import same_memory
-from kybernate_shim.linux.process import is_exiting, parent_of, title_of
+from kybernate_shim.linux.process import is_exiting, parent_of, stranger_that_traces, title_of
 
 SECONDS: Final = 5.0  # a child executes its program within milliseconds, or waits for another process
 PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds; each is twice the last one
@@ -54,12 +58,26 @@ def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
             f"{parent} and {child}, its child, have shared their memory for {seconds:g} s, as when a vfork waits"
             f" for the child's program: CRIU cannot seize them. Find out what {child} waits for, and try again"
         )
+    for pid in pids:
+        if tracer := _tracer_of(pid):
+            return FreezeTimedOut(
+                f"{title_of(pid)} is traced by {title_of(tracer)} (ptrace(2)), whenever it is frozen for {seconds:g} s:"
+                " CRIU cannot seize it. End the debugger or tracer, and try again"
+            )
     if cgroup.version == 1:
         for pid in filter(is_stopped, pids):
             return FreezeTimedOut(
                 f"{title_of(pid)} has been stopped by a signal for {seconds:g} s: with cgroup version 1, CRIU cannot"
                 " seize it. Continue it (SIGCONT) or end it, and try again"
             )
+    return None
+
+
+def _tracer_of(pid: int) -> int | None:
+    """Return a process that traces a thread of the process, and is none of the node's own."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  # thousands of threads
+        return next(filter(None, map(stranger_that_traces, map(int, tasks))), None)
     return None
 
 

@@ -32,7 +32,7 @@ from kybernate_shim.linux.held_files import HeldFile, descriptors, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
-from kybernate_shim.linux.process import is_nodes_own, state_of, title_of
+from kybernate_shim.linux.process import state_of, stranger_that_traces, title_of
 from kybernate_shim.linux.statx import status_at, status_of
 
 SHOWN: Final = 5
@@ -44,7 +44,6 @@ MEMORY: Final = "/memfd:"
 EPOLL: Final = "anon_inode:[eventpoll]"
 WATCHERS: Final = {"anon_inode:inotify": "inotify", "anon_inode:[fanotify]": "fanotify"}
 WATCH: Final = re.compile(r"^(?:inotify wd:\S+|fanotify) ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
-TRACER: Final = re.compile(r"^TracerPid:\t([1-9]\d*)$", re.MULTILINE)
 LIMIT: Final = re.compile(r"^Max open files\s+(\d+)\s", re.MULTILINE)
 POLICIES: Final = {6: "SCHED_DEADLINE", 7: "SCHED_EXT"}
 FLAGS: Final = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
@@ -163,17 +162,13 @@ def _full_tables(pids: Sequence[int]) -> Iterator[str]:
 
 
 def _of_threads(pids: Sequence[int]) -> Iterator[str]:
-    """Yield a sentence for each process with a thread that another one traces, or that CRIU cannot schedule again.
-
-    Our own tools that trace let go in time.
-    """
+    """Yield a sentence for each process with a thread that another one traces, or that CRIU cannot schedule again."""
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
             for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # thousands of threads
-                tracer = TRACER.search(text_of(f"/proc/{pid}/task/{task}/status"))
-                if tracer and not is_nodes_own(int(tracer[1])):
+                if tracer := stranger_that_traces(int(task)):
                     yield (
-                        f"{title_of(pid)} is traced by {title_of(int(tracer[1]))} (ptrace(2)), so that CRIU cannot"
+                        f"{title_of(pid)} is traced by {title_of(tracer)} (ptrace(2)), so that CRIU cannot"
                         " seize it: end the debugger or tracer before the checkpoint"
                     )
                     break

@@ -25,6 +25,11 @@ BELOW: Final = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS | openat2.R
 RULES: Final = BELOW | openat2.RESOLVE_NO_XDEV
 MOST_FILES: Final = 1 << 22
 MOST_DIRECTORY_BYTES: Final = 64 << 20  # of the names of all directories together, which a walk remembers
+MOST_LISTED_BYTES: Final = 256 << 20  # of memory for the names in one directory, each of which takes ENTRY besides
+MOST_LINKED_BYTES: Final = 256 << 20  # of memory for the names of files that have several
+MOST_ATTRIBUTES: Final = 1 << 20  # bytes of one file's; XFS lets a file have thousands of 64 KiB each
+ENTRY: Final = 128
+LINKED_ENTRY: Final = 256
 GONE: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV)  # what opening a directory says that is none now
 READABLE: Final = (stat.S_IFDIR, stat.S_IFREG)
 LONGEST_NAME: Final = 4096  # bytes below the top; source: linux/limits.h, PATH_MAX
@@ -63,25 +68,59 @@ class TreeFile:
         return os.readlink("", dir_fd=self.fd)
 
     def attributes(self) -> dict[str, bytes]:
-        """Return the extended attributes, in the kernel's order, without those that are removed meanwhile."""
+        """Return the extended attributes, in the kernel's order, without those that are removed meanwhile.
+
+        Raises OSError, also where they have more than MOST_ATTRIBUTES bytes.
+        """
         place = self.fd if stat.S_IFMT(self.status.st_mode) in READABLE else path_of(self.fd)
         found: dict[str, bytes] = {}
+        size = 0
         for name in os.listxattr(place):
             try:
                 found[name] = os.getxattr(place, name)
             except OSError as error:
                 if error.errno != errno.ENODATA:
                     raise
+            else:
+                size += len(name) + len(found[name])
+                if size > MOST_ATTRIBUTES:
+                    raise tree_too_large(self.name, f"more than {MOST_ATTRIBUTES} bytes of attributes")
         return found
+
+
+@dataclass
+class FirstNames:
+    """The first names of files that have several, each of which is found by any of its names."""
+
+    _names: dict[tuple[int, int], str] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def of(self, found: TreeFile) -> str:
+        """Return the name by which a file was found first, which may be this one.
+
+        Raises OSError where that is more than is remembered.
+        """
+        status = found.status
+        if status.st_nlink < 2 or stat.S_ISDIR(status.st_mode):
+            return found.name
+        first = self._names.setdefault((status.st_dev, status.st_ino), found.name)
+        if first is found.name:
+            self._bytes += len(os.fsencode(first)) + LINKED_ENTRY
+            if self._bytes > MOST_LINKED_BYTES:
+                raise tree_too_large(first, f"more than {len(self._names) - 1} files that have several names")
+        return first
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a walk accepts: files of all kinds, bytes of the names of all directories, bytes of one name."""
+    """What a walk accepts: files of all kinds, bytes of the names of all directories, bytes of one name, and bytes of
+    memory for the names in one directory.
+    """
 
     files: int = MOST_FILES
     directory_bytes: int = MOST_DIRECTORY_BYTES
     name: int = LONGEST_NAME
+    listed_bytes: int = MOST_LISTED_BYTES
 
 
 @contextmanager
@@ -201,12 +240,16 @@ class _TreeWalk:
 
     def _listed(self, directory: str, fd: int) -> list[tuple[str, bool]]:
         """Return names, sorted, and whether each one is that of a directory."""
-        found = []
+        found: list[tuple[str, bool]] = []
+        size = 0
         with os.scandir(fd) as entries:
             for entry in entries:
                 self.files += 1
                 if self.files > self.limits.files:
                     raise tree_too_large(directory, f"more than {self.limits.files} files")
+                size += ENTRY + len(entry.name)
+                if size > self.limits.listed_bytes:
+                    raise tree_too_large(directory, f"a directory of more than {len(found)} names")
                 if not self.files & 0xFFF:
                     self.check()
                 found.append((entry.name, entry.is_dir(follow_symlinks=False)))

@@ -52,6 +52,16 @@ def privileged(pid: int) -> bool:
     return set(status.partition("\nUid:")[2].partition("\n")[0].split()) == {"0"}
 
 
+def stranger_that_traces(tid: int) -> int | None:
+    """Return which process traces a thread, None where none does or one of root's on this node, which lets go in time.
+
+    Raises OSError where the thread is gone.
+    """
+    text = text_of(f"/proc/{tid}/status")
+    tracer = int(text.partition("\nTracerPid:")[2].partition("\n")[0])
+    return tracer if tracer and not is_nodes_own(tracer) else None
+
+
 def parent_of(pid: int) -> int:
     """Return the parent's pid, 0 when it is outside our pid namespace."""
     return int(_stat(pid)[1])

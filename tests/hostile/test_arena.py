@@ -7,15 +7,20 @@ import asyncio
 import os
 import shutil
 import stat
+import struct
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
 
 from kybernate_shim import native
+from kybernate_shim.arena import control
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.gpu.errors import CudaError
@@ -23,7 +28,7 @@ from kybernate_shim.gpu.helper_answers import State
 from kybernate_shim.gpu.helper_client import CudaHelper, log_path
 from kybernate_shim.gpu.sequence import StepSeconds, resume, suspend
 from kybernate_shim.native import PRELOAD
-from kybernate_shim.vram_io.errors import NotInArena
+from kybernate_shim.vram_io.errors import NotInArena, VramError
 from kybernate_shim.vram_io.thread_pool import CopyOptions
 from kybernate_shim.vram_mover import arena_files
 from tests.contract.cuda_driver.conftest import (  # noqa: F401  # fixtures
@@ -304,6 +309,78 @@ def test_libraries_that_lie_cost_no_other_process(
     use_arena(body)
     for liar in liars:
         liar.kill()
+    assert memory.free() == memory.size
+
+
+NUMBERS = (0, 1, 2, 5, 63, 64, 255, 0xFFFF, 0x10000, 0x10001, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+TABLE, ENTRY = control.TABLE_AT, control.BLOCK.size
+SCRIBBLED = {  # where in the control page a program writes any number, again and again
+    "kind and pids": range(0, 16, 4),
+    "questions": [control.ASKED],
+    "answers": [control.ANSWERED, control.RESULT],
+    "what is asked": [control.VERB, control.FIRST, control.COUNT],
+    "length of the table, imports, uses": [control.USED, control.IMPORTS, control.WATCHED, control.USES],
+    "addresses, sizes and handles of blocks": [TABLE + ENTRY * n + at for n in range(8) for at in range(0, 32, 4)],
+    "states of blocks": [TABLE + ENTRY * n + 32 for n in range(8)],
+    "flags, devices and descriptors of blocks": [TABLE + ENTRY * n + at for n in range(8) for at in range(36, 48, 4)],
+    "all of it": range(0, TABLE + 16 * ENTRY, 4),
+}
+
+
+@contextmanager
+def scribbling(pid: int, places: Sequence[int], seed: str) -> Iterator[None]:
+    """Write into the control page of a process, as a thread of its own would."""
+    found = control.control_of(pid)
+    assert found is not None
+    done, chosen = Event(), Random(seed)
+
+    def write() -> None:
+        while not done.wait(0.0005):
+            number = chosen.choice(NUMBERS) if chosen.random() < 0.7 else chosen.getrandbits(32)
+            struct.pack_into("<I", found._map, chosen.choice(places), number)
+
+    with found, ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            yield
+        finally:
+            done.set()
+            writing.result()
+
+
+@pytest.mark.parametrize("places", SCRIBBLED.values(), ids=SCRIBBLED)
+def test_garbage_in_a_control_page_is_no_other_processs(
+    use_arena: Run, start_holder: Hold, memory: Memory, socket: Path, places: Sequence[int], request: Any
+) -> None:
+    liar, honest = start_holder(PIECES), start_holder(PIECES)
+    hasty = StepSeconds(lock=2, checkpoint=2, restore=2, unlock=2, settle=2)
+
+    async def attack(helper: CudaHelper) -> None:
+        for _ in range(4):
+            with suppress(CudaError, VramError):
+                await out(helper, liar, hasty)
+            with suppress(CudaError, VramError):
+                await resume(helper, [liar.pid], limits=hasty)
+
+    async def body(helper: CudaHelper) -> None:
+        await out(helper, liar)  # its page is there from now on
+        await resume(helper, [liar.pid], limits=LIMITS)
+        (process,) = helpers(socket)
+        with scribbling(liar.pid, list(places), request.node.name):
+            lying = asyncio.create_task(asyncio.wait_for(attack(helper), 120))
+            cycles = 0
+            while not lying.done() or not cycles:
+                assert (await out(helper, honest)).taken.bytes == PIECES * PIECE
+                await resume(helper, [honest.pid], limits=LIMITS)
+                assert honest.is_right()
+                cycles += 1
+            await lying
+        assert helpers(socket) == [process]
+        assert "Traceback" not in log_path(socket).read_text()
+
+    use_arena(body)
+    liar.kill()
+    assert honest.is_right()
     assert memory.free() == memory.size
 
 

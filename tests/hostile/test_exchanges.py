@@ -92,6 +92,13 @@ ROWS = (
     for n in range(200): open("new%d" % n, "w").close()
     for n in range(200): os.unlink("new%d" % n)
     """),
+    Row("a directory of many names that is emptied and filled again", """
+    for n in range(20000): os.unlink("many/%d" % n)
+    for n in range(20000): os.symlink("x", "many/%d" % n)
+    """, """
+os.mkdir("many")
+for n in range(20000): os.symlink("x", "many/%d" % n)
+"""),
     Row("directories that move upwards", """
     os.rename("directory/inner/most", "most"); os.rename("directory/inner", "inner")
     os.rename("inner", "directory/inner"); os.rename("most", "directory/inner/most")

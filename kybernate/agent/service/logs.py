@@ -37,7 +37,7 @@ class Logs:
             raise Refused(f"{FOLLOWED} logs are being read already", advice="try again later")
         self._reading += 1
         try:
-            lines = _lines(LogFile(Path(path)), count, lambda: follow and self._is_there(namespace, id))
+            lines = _lines(LogFile(Path(path)), count, follow, lambda: self._is_there(namespace, id))
             async with aclosing(lines) as all:
                 async for some in all:
                     yield some
@@ -45,15 +45,21 @@ class Logs:
             self._reading -= 1
 
 
-async def _lines(log: LogFile, count: int, goes_on: Callable[[], bool]) -> AsyncGenerator[wire.LogLines, None]:
-    """Yield all that there is, once more after the container has gone: what it wrote at last is there then."""
+async def _lines(
+    log: LogFile, count: int, follow: bool, is_there: Callable[[], bool]
+) -> AsyncGenerator[wire.LogLines, None]:
+    """Yield what is there now. With `follow`, yield what comes, too, once more after the container has gone: what it
+    wrote at last is there then.
+    """
     try:
         found = await asyncio.to_thread(log.tail, count)
         while True:
             for start in range(0, len(found), MESSAGE_LINES):
                 yield wire.LogLines(lines=map(_message, found[start : start + MESSAGE_LINES]))
-            if not found:
-                if not goes_on():
+            if not follow:
+                break
+            if not found and log.at_end:
+                if not is_there():
                     break
                 await asyncio.sleep(POLL_SECONDS)
             found = await asyncio.to_thread(log.more)

@@ -27,7 +27,7 @@ from kybernate_shim.checkpoint.volumes.places import (
 from kybernate_shim.config import Config
 from kybernate_shim.errors import Refused, Stopped
 from kybernate_shim.linux.attribute_ids import CAPABILITY
-from kybernate_shim.linux.beneath import TreeFile, closing, walk
+from kybernate_shim.linux.beneath import FirstNames, TreeFile, closing, walk
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 from kybernate_shim.linux.private_files import create_private
 from kybernate_shim.oci.spec import Spec
@@ -103,11 +103,10 @@ def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()
     """
     sizes: dict[str, int] = {}
     for volume in volumes:
-        seen: set[tuple[int, int]] = set()
-        size = 0
+        first, size = FirstNames(), 0
         with closing(open_volume(volume.source)) as top:
             for found in walk(top, check=check, changing=True, read=False):
-                size += ENTRY_BYTES + _size(found, seen)
+                size += ENTRY_BYTES + (_size(found) if first.of(found) == found.name else 0)
         sizes[volume.name] = size
     return sizes
 
@@ -185,13 +184,6 @@ def _portable(attributes: Mapping[str, bytes]) -> dict[str, bytes]:
     }
 
 
-def _size(found: TreeFile, seen: set[tuple[int, int]]) -> int:
+def _size(found: TreeFile) -> int:
     status = found.status
-    if not stat.S_ISREG(status.st_mode):
-        return 0
-    if status.st_nlink > 1:
-        key = (status.st_dev, status.st_ino)
-        if key in seen:
-            return 0
-        seen.add(key)
-    return min(status.st_size, status.st_blocks * BLOCK)
+    return min(status.st_size, status.st_blocks * BLOCK) if stat.S_ISREG(status.st_mode) else 0

@@ -28,6 +28,7 @@ from kybernate_shim.arena.control import (
     VERSION,
     BlockState,
     Control,
+    ControlFailed,
     ControlUnusable,
     Verb,
     control_of,
@@ -141,3 +142,20 @@ def test_private_memory_may_have_any_size(page: mmap.mmap) -> None:
     struct.pack_into("<I", page, flags, PRIVATE)
     with opened() as found:
         assert found.blocks()[0].private
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-16, "busy"),
+        (-4095, ""),
+        (2, "CUDA error 2"),
+        (-4096, "CUDA error -4096"),
+        (-(1 << 31), "CUDA error -2147483648"),
+    ],
+)
+def test_any_answer_of_a_program_has_words(code: int, words: str) -> None:
+    """It is a number of the program's own, of which the kernel's errors are a few."""
+    failed = ControlFailed(Verb.SHARE, code)
+    assert words in str(failed)
+    assert failed.busy == (code == -16)

@@ -15,6 +15,7 @@ import pytest
 
 from kybernate_shim.checkpoint import freeze
 from kybernate_shim.checkpoint.freeze import freeze_container, is_stopped, vforks
+from kybernate_shim.linux import process as linux_process
 from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
 from tests.fakes.actor import eventually
 
@@ -138,3 +139,67 @@ def test_stopped_process_stands_in_the_way_with_cgroup_version_1(
     else:
         freeze_container(cast(Cgroup, cgroup), seconds=0.1)
         assert cgroup.orders == ["freeze"]
+
+
+TRACER = """
+import ctypes, os, time
+libc, child = ctypes.CDLL(None), os.fork()
+if child == 0:
+    time.sleep(1000)
+assert libc.ptrace(0x4206, child, None, None) == 0  # PTRACE_SEIZE
+print(child, flush=True)
+input()
+assert libc.ptrace(0x4207, child, None, None) == 0  # PTRACE_INTERRUPT
+os.waitpid(child, 0x40000000)
+assert libc.ptrace(17, child, None, None) == 0  # PTRACE_DETACH
+print(flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def traced() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A process that traces another one until a line is written to it, and the pid of that."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as tracer:
+        assert tracer.stdout is not None
+        child = int(tracer.stdout.readline())
+        yield tracer, child
+        os.kill(child, signal.SIGKILL)
+        tracer.kill()
+
+
+def test_container_is_frozen_anew_until_none_of_its_processes_traces_another(
+    traced: tuple[subprocess.Popen[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer, child = traced
+    monkeypatch.setattr(linux_process, "is_nodes_own", lambda pid: False)
+
+    class Detaching(FakeCgroup):
+        def thaw(self) -> None:
+            super().thaw()
+            assert tracer.stdin is not None
+            assert tracer.stdout is not None
+            tracer.stdin.write(b"\n")
+            tracer.stdout.readline()
+
+    cgroup = Detaching([tracer.pid, child])
+    freeze_container(cast(Cgroup, cgroup))
+    assert cgroup.orders == ["freeze", "thaw", "freeze"]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["stranger", "root"])
+def test_process_that_stays_traced_is_named_unless_the_node_traces_it(
+    traced: tuple[subprocess.Popen[bytes], int], monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    tracer, child = traced
+    monkeypatch.setattr(linux_process, "is_nodes_own", lambda pid: own)
+    cgroup = FakeCgroup([child])
+    if own:
+        freeze_container(cast(Cgroup, cgroup), seconds=0.1)
+        assert cgroup.orders == ["freeze"]
+    else:
+        with pytest.raises(FreezeTimedOut, match=rf"\[{child}] is traced by .*\[{tracer.pid}] \(ptrace"):
+            freeze_container(cast(Cgroup, cgroup), seconds=0.1)
+        assert cgroup.orders[-1] == "thaw"

@@ -23,6 +23,7 @@ from kybernate_shim.checkpoint import undumpable
 from kybernate_shim.checkpoint.descriptor_kinds import NEVER, problem_of
 from kybernate_shim.checkpoint.undumpable import Looked, look, not_dumpable, require_few_descriptors
 from kybernate_shim.errors import Refused
+from kybernate_shim.linux import process as linux_process
 from kybernate_shim.linux.descriptors import mount_of, mounts_of
 from kybernate_shim.linux.held_files import HeldFile, held_files
 from kybernate_shim.linux.process import state_of, title_of
@@ -168,7 +169,7 @@ def eventually_ended(pid: int) -> None:
 
 
 def test_traced_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undumpable, "is_nodes_own", lambda pid: False)
+    monkeypatch.setattr(linux_process, "is_nodes_own", lambda pid: False)
     tracer = """
 import ctypes, os, time
 libc, child = ctypes.CDLL(None), os.fork()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate_shim.linux import beneath
-from kybernate_shim.linux.beneath import Limits, TreeFile, closing, open_top, walk
+from kybernate_shim.linux.beneath import FirstNames, Limits, TreeFile, closing, open_top, walk
 
 
 @pytest.fixture
@@ -107,11 +107,41 @@ def test_file_that_is_gone_ends_the_walk(tree: Path, monkeypatch: pytest.MonkeyP
         (Limits(files=5), "more than 5 files"),
         (Limits(directory_bytes=5), "more than 5 bytes of names"),
         (Limits(name=5), "more than 5 bytes"),
+        (Limits(listed_bytes=200), "a directory of more than 1 names"),
     ],
 )
 def test_tree_beyond_a_limit_ends_the_walk(tree: Path, limits: Limits, words: str) -> None:
     with pytest.raises(OSError, match=words):
         names(tree, limits=limits)
+
+
+def test_first_names_of_files_that_have_several_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(4):
+        (tmp_path / f"a{n}").touch()
+        (tmp_path / f"b{n}").hardlink_to(tmp_path / f"a{n}")
+    first = FirstNames()
+    with closing(open_top(tmp_path)) as top:
+        found = [(one.name, first.of(one)) for one in walk(top)]
+    assert found == [(".", "."), *((f"a{n}", f"a{n}") for n in range(4)), *((f"b{n}", f"a{n}") for n in range(4))]
+    monkeypatch.setattr(beneath, "MOST_LINKED_BYTES", 3 * (beneath.LINKED_ENTRY + 2))
+    first = FirstNames()
+    with closing(open_top(tmp_path)) as top, pytest.raises(OSError, match="more than 3 files that have several names"):
+        [first.of(one) for one in walk(top)]
+
+
+def test_attributes_are_bounded_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(10):
+        try:
+            os.setxattr(tmp_path, f"user.{n}", b"x" * 100)
+        except OSError as error:
+            pytest.skip(f"this filesystem has no attributes: {error}")
+    monkeypatch.setattr(beneath, "MOST_ATTRIBUTES", 300)
+    read: list[str] = []
+    getxattr = os.getxattr
+    monkeypatch.setattr(os, "getxattr", lambda place, name: read.append(name) or getxattr(place, name))
+    with closing(open_top(tmp_path)) as top, pytest.raises(OSError, match="more than 300 bytes of attributes"):
+        [one.attributes() for one in walk(top)]
+    assert len(read) == 3
 
 
 def test_depth_is_bound_by_the_length_of_a_path(tmp_path: Path) -> None:
