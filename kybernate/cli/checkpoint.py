@@ -134,7 +134,7 @@ def checkpoint(
         force=force,
         max_freeze=limit,
     )
-    return _print(*checkpointed(carried_out(verb, address, timeout)), held=hold, output=output)
+    return _print(*checkpointed(carried_out(verb, address, seconds=timeout)), held=hold, output=output)
 
 
 def _seconds(max_freeze: str) -> float:

@@ -102,7 +102,8 @@ def _print(verb: str, container: KnownContainer, reply: Reply, *, output: Format
     }
     if show_document(document, output, container.id):
         return
-    echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
-    for line in arena_lines(reply) if isinstance(reply, SuspendResponse) else ():
+    spared = sum(step.spared_bytes for step in reply.steps)
+    echo(f"{DONE[verb]} {container.title}: {vram(reply.vram_bytes, spared)}")
+    for line in arena_lines(reply.arena, reply.vram_bytes) if isinstance(reply, SuspendResponse) else ():
         echo(line)
     show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in reply.steps])

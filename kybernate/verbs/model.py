@@ -134,8 +134,10 @@ class Result:
     vram_bytes: int = 0
     arena_bytes: int = 0
     arena_reasons: tuple[str, ...] = ()
+    left_vram_bytes: int = 0  # of a swap: of the container that left
+    left_spared_bytes: int = 0  # of those, what needed no copy
     pid: int = 0
-    seconds: float = 0.0  # that a checkpoint took, as its shim says
+    seconds: float = 0.0  # that checkpoint, restore or swap took by themselves; 0: as the operation
     source: str = ""  # tier or store of a restore's image
     steps: tuple[Step, ...] = ()
 

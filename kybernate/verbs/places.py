@@ -12,16 +12,19 @@ from kybernate.node.filesystem import nearest_existing
 from kybernate.node.places import locate
 from kybernate.verbs.model import DISK, Target
 from kybernate.verbs.node import Node
-from kybernate_shim.checkpoint.image.manifest import NAME
+from kybernate_shim.checkpoint.image.manifest import ARRIVING, NAME
 
 IMAGE_NOT_FOUND_ADVICE: Final = "`kybernate images` lists what there is"
 
 
-def image_here(node: Node, name: str) -> Path:
-    """Return the directory of an image that exists. Raises NoImage and Ambiguous."""
+def image_here(node: Node, name: str, *, arriving: bool = False) -> Path:
+    """Return the directory of an image that exists; with `arriving`, also of one whose VRAM is still arriving.
+
+    Raises NoImage and Ambiguous.
+    """
     name = absolute(name) if name.startswith("/") else name
     path = node.image_of(name) or locate(name)
-    if not os.path.lexists(path / NAME):
+    if not any(os.path.lexists(path / manifest) for manifest in (NAME, *((ARRIVING,) if arriving else ()))):
         raise NoImage(
             f"no checkpoint image: {path} has no {NAME}", state="no operation was begun", advice=IMAGE_NOT_FOUND_ADVICE
         )

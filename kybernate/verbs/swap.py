@@ -40,7 +40,7 @@ class Swap(Verb):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.leaving == self.coming:
-            yield "coming", "is the same container as `leaving`"
+            yield "coming", "is the same container as `leaving`: it cannot be swapped with itself"
 
     def resolve(self, node: Node, id: str) -> Target:
         leaving = running(node, self.leaving, self.namespace)
@@ -69,7 +69,13 @@ class Swap(Verb):
         left = suspend_result(done.left)
         steps = (*left.steps, *steps_of(done.came.steps))
         return Result(
-            vram_bytes=done.came.vram_bytes, arena_bytes=left.arena_bytes, arena_reasons=left.arena_reasons, steps=steps
+            vram_bytes=done.came.vram_bytes,
+            arena_bytes=left.arena_bytes,
+            arena_reasons=left.arena_reasons,
+            left_vram_bytes=left.vram_bytes,
+            left_spared_bytes=sum(step.spared_bytes for step in left.steps),
+            seconds=done.seconds,
+            steps=steps,
         )
 
     async def cancel(self, node: Node, operation: Operation, ended: asyncio.Event) -> None:
