@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from kybernate.agent.journal import Journal, JournalUnusable
-from kybernate.agent.operations.errors import OPERATION_NOT_FOUND_ADVICE, TOO_MANY_OPERATIONS_ADVICE
+from kybernate.agent.operations.submission import OPERATION_NOT_FOUND_ADVICE, TOO_MANY_OPERATIONS_ADVICE
 from kybernate.node.failure import Claimed, Exhausted, Missing
 from kybernate.verbs.model import FINAL, MOVES, Arguments, Fault, Operation, Result, State, Step, Submission, Target
 

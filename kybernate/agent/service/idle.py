@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.agent.inventory.gpus import Activity
-from kybernate.agent.operations.errors import AGENT_STOPPING_ADVICE
+from kybernate.agent.operations.submission import AGENT_STOPPING_ADVICE
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure, Unavailable
 
