@@ -52,7 +52,7 @@ def checkpoint(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="As --hold, but it continues by itself after that time.",
+            help="Like --hold, but the container continues by itself after this time.",
             show_default="as configured",
         ),
     ] = 0,
@@ -75,9 +75,9 @@ def checkpoint(
     ] = "",
     timeout: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured"),
+        typer.Option(min=0, metavar="SECONDS", help="Time limit for all steps together.", show_default="as configured"),
     ] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Continue where only a risk was found.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Continue if only a risk was found.")] = False,
     max_freeze: Annotated[
         str,
         typer.Option(

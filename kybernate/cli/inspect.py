@@ -66,7 +66,7 @@ def inspect(
             with unpacked(place, Config.load()) as found:
                 _inspect(str(found.path), place, check=check, output=output)
         except ArtefactInvalid as error:
-            raise Failure(f"{place} is no archive of an image: {error}", advice=error.advice) from error
+            raise Failure(f"{place} is not an archive of an image: {error}", advice=error.advice) from error
     else:
         _inspect(image, place, check=check, output=output)
 

@@ -70,7 +70,7 @@ def restore(
         typer.Option(metavar="FILE", help="With --detach, append its output to a file.", show_default="discarded"),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Continue where only a risk was found.", show_default=False)
+        bool, typer.Option("--force", help="Continue if only a risk was found.", show_default=False)
     ] = False,
     source: Annotated[
         Source, typer.Option("--from", metavar="node|store", help="Where the image is: on this node, or in the store.")
@@ -214,7 +214,7 @@ def _signalled_result(future: Future[int]) -> int:
 def _passing_on(containerd: Containerd, container: KnownContainer) -> Iterator[None]:
     """Give the container the signals that would end us; it decides what they mean.
 
-    The handlers call containerd, so the main thread must not be inside of gRPC when they run.
+    The handlers call containerd, so the main thread must not be inside gRPC when they run.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     old = {

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 LockTimeout = Annotated[
     float,
-    Option(("--timeout",), "For the CUDA driver's lock.", metavar="SECONDS", least=0, default="as configured"),
+    Option(
+        ("--timeout",), "Time limit for the CUDA driver's lock.", metavar="SECONDS", least=0, default="as configured"
+    ),
 ]
 RestoreTimeout = Annotated[
     float,
-    Option(("--timeout",), "For the CUDA driver's restore.", metavar="SECONDS", least=0, default="as configured"),
+    Option(
+        ("--timeout",), "Time limit for the CUDA driver's restore.", metavar="SECONDS", least=0, default="as configured"
+    ),
 ]
 DONE = {"suspend": "suspended", "resume": "resumed"}
 

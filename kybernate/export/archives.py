@@ -84,7 +84,7 @@ def unpack(archive: Path, directory: Path, progress: OnProgress = lambda done, t
                 if member.is_directory and member.name in ("", "."):
                     continue
                 if member.is_directory or not is_flat(member.name):
-                    raise ArtefactInvalid(f"{member.name!r} is no plain file of an image")
+                    raise ArtefactInvalid(f"{member.name!r} is not a plain file of an image")
                 if member.name.endswith(LOGS):
                     file.seek(member.size, os.SEEK_CUR)
                 else:

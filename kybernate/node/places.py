@@ -104,7 +104,7 @@ def unusable(error: CheckpointInvalid) -> Failure:
 
 
 def unfound(name: str, error: CheckpointNotFound) -> NoImage:
-    """Say that there is no image, and where it was looked for."""
+    """Say that there is no image, and where it was searched for."""
     here = "/" not in name and os.path.isdir(name)  # noqa: PTH112  # no word is too long for it
     return NoImage(f"no checkpoint image: {error}", advice=f"did you mean ./{name}?" if here else "")
 

@@ -55,7 +55,7 @@ class Submission:
     """A request for an operation.
 
     `key` is the caller's idempotency key, unique within `scope`: "" for operators, and a container for its own
-    processes, whose keys are no affair of others. `seconds` is the time until the deadline, 0 for the configured one.
+    processes, whose keys do not concern others. `seconds` is the time until the deadline, 0 for the configured one.
     """
 
     arguments: Arguments

@@ -188,7 +188,7 @@ class Restore(Verb):
         if self.from_store:
             raise NoImage(
                 f"the object store has no image {self.image}",
-                state="no operation was begun",
+                state="no operation was started",
                 advice="`kybernate store ls` lists what it has; `store.url` in agent.toml names the store",
             )
         return image_here(node, self.image, arriving=True)

@@ -46,9 +46,9 @@ class Swap(Verb):
         leaving = running(node, self.leaving, self.namespace)
         coming = running(node, self.coming, self.namespace)
         if leaving.id == coming.id:
-            raise Invalid(f"{leaving.title} cannot be swapped with itself", state="no operation was begun")
+            raise Invalid(f"{leaving.title} cannot be swapped with itself", state="no operation was started")
         if leaving.namespace != coming.namespace:
-            raise Invalid("both containers of a swap are of one namespace", state="no operation was begun")
+            raise Invalid("both containers of a swap are of one namespace", state="no operation was started")
         return of_containers(node, leaving, coming)
 
     async def execute(self, attempt: Attempt) -> Result:

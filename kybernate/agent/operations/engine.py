@@ -164,7 +164,9 @@ class Engine:
             if known := await self._store.find_key(submission):
                 return self._tracks.with_progress(self._operations.get(known.id, known))
             if self._stopping:
-                raise Unavailable("the agent is stopping", state="no operation was begun", advice=AGENT_STOPPING_ADVICE)
+                raise Unavailable(
+                    "the agent is stopping", state="no operation was started", advice=AGENT_STOPPING_ADVICE
+                )
             now, limits = self._clock(), self._limits()
             id = self._last_id = new_id(now, self._last_id)
             arguments, target = await self._resolved(id, submission.arguments)

@@ -57,7 +57,7 @@ class Related:
 
     async def _answer(self, request: wire.RelatedRequest, call: Call) -> wire.RelatedResponse:
         if not request.namespace or len(request.words) > MOST_WORDS:
-            raise RpcError(Code.INVALID_ARGUMENT, f"a namespace and at most {MOST_WORDS} words are wanted")
+            raise RpcError(Code.INVALID_ARGUMENT, f"a namespace and at most {MOST_WORDS} words are expected")
         try:
             found = await asyncio.to_thread(self._elsewhere, request.namespace, request.name, list(request.words))
         except Failure as error:

@@ -59,7 +59,7 @@ def test_states_pick_operations(node: Node, agent: FakeAgent) -> None:
     agent.push(operation("op-1", wire.SUCCEEDED))
     agent.push(operation("op-2", wire.FAILED))
     assert [one["id"] for one in json.loads(node.run("ops", "--state", "failed", "-o", "json").stdout)] == ["op-2"]
-    assert "is none of pending, running" in node.run("ops", "--state", "done", status=2).stderr
+    assert "is not one of pending, running" in node.run("ops", "--state", "done", status=2).stderr
 
 
 def test_lists_are_json_and_yaml(node: Node, agent: FakeAgent) -> None:
