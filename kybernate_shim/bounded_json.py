@@ -27,7 +27,7 @@ def parse(
 ) -> Any:
     """Return the JSON value in `content`. `pairs` and `constant` are the hooks of json.loads.
 
-    Raises ValueError for what is no JSON, and for more bytes, values or nesting than is accepted.
+    Raises ValueError for what is not JSON, and for more bytes, values or nesting than is accepted.
     """
     if len(content) > most_bytes:
         raise ValueError(f"{len(content)} bytes, at most {most_bytes} are accepted")

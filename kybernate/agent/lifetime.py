@@ -24,7 +24,7 @@ class OnlyAgent:
         fd = try_lock_file(path)
         if fd is None:
             raise Failure(
-                f"another agent runs with {path.parent}", advice="`systemctl status kybernate-agent` shows it"
+                f"another agent already uses {path.parent}", advice="`systemctl status kybernate-agent` shows it"
             )
         self._fd = fd
 

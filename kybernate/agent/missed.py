@@ -1,7 +1,7 @@
-"""Images of which no event was heard: a shim says once that it has written one, and the agent may be away just then.
+"""Images of which no event was received: a shim says once that it has written one, and the agent may be away just then.
 
 The agent's operation outlives the agent, so what has become of it is known in any case. Who follows events, as a pod's
-owner or a webhook does, sees each image once, by the shim's word or by that of the operation.
+owner or a webhook does, sees each image once, reported by the shim or by the operation.
 """
 
 from __future__ import annotations

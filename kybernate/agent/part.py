@@ -36,7 +36,7 @@ class Part:
         """Apply settings that have changed, where the part keeps a copy of them. Raises no Failure."""
 
     async def drain(self, seconds: float) -> None:
-        """Take on nothing new, and wait at most so long for what runs."""
+        """Take on nothing new, and wait at most `seconds` for what runs."""
 
     async def stop(self) -> None:
         """Release everything. The part's work has ended before; `start` may have failed."""

@@ -18,7 +18,7 @@ def target_of_node(node: str, settings: Settings) -> Endpoint:
     if tls.certificate is None or tls.key is None or ca is None:
         raise Failure(
             f"no certificate for the agent of node {node}",
-            state="nothing was begun",
+            state="nothing was started",
             advice="set `tls.certificate`, `tls.key`, and `tls.client_ca` or `peers.ca` in agent.toml",
         )
     address = dict(settings.peers.addresses).get(node, f"{node}:{PORT}")

@@ -50,9 +50,9 @@ class Tls:
     operators: tuple[str, ...] = setting(
         (), TEXTS, "names of clients that may do everything; `*` is any text between dots, or slashes"
     )
-    readers: tuple[str, ...] = setting((), TEXTS, "names of clients that may look")
+    readers: tuple[str, ...] = setting((), TEXTS, "names of clients with read-only access")
     proxies: tuple[str, ...] = setting(
-        (), TEXTS, "names of clients that may look, wake, let sleep, and report activity"
+        (), TEXTS, "names of clients that may read, wake, put to sleep, and report activity"
     )
     peers: tuple[str, ...] = setting((), TEXTS, "names of agents of other nodes, that may read images")
 
@@ -192,7 +192,9 @@ class Settings:
     socket: Path = setting(
         Path("/run/kybernate/agent.sock"), DIRECTORY, "the agent's socket: for root, and for readers", since=RESTART
     )
-    reader_group: str = setting("kybernate", TEXT, "group of the node whose members may look", since=RESTART)
+    reader_group: str = setting(
+        "kybernate", TEXT, "group of the node whose members have read-only access", since=RESTART
+    )
     connections: int = setting(64, COUNT, "of one user, container or certificate; what is more is refused")
     log_level: str = setting("info", LEVEL, "the least severe message that is logged", since=RESTART)
     registry: str = setting(

@@ -92,7 +92,7 @@ def private_directory(beside: Path) -> Path:
         make_directory(path)
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & NO_OTHERS:
-            raise Failure(f"{path} is no directory of root's alone", advice=SOCKET_UNUSABLE_ADVICE)
+            raise Failure(f"{path} is not a directory that only root can use", advice=SOCKET_UNUSABLE_ADVICE)
         for left in path.iterdir():
             left.unlink()
     except OSError as error:

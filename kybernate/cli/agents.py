@@ -90,7 +90,7 @@ def _answers() -> bool:
         except PermissionError as error:
             raise Refused(
                 f"this user may not connect to the agent on {addresses.AGENT}",
-                advice="run as root; members of the group `kybernate` may look, and change nothing",
+                advice="run as root; members of the group `kybernate` have read-only access",
             ) from error
         except OSError:
             return False
@@ -112,7 +112,7 @@ def require_wait(wait: bool) -> None:
     """Refuse --no-wait where the command itself does the work. Raises Unavailable."""
     if not wait:
         raise Unavailable(
-            "--no-wait needs an agent, and none runs on this node", state="nothing was begun", advice=NO_AGENT_ADVICE
+            "--no-wait needs an agent, and none runs on this node", state="nothing was started", advice=NO_AGENT_ADVICE
         )
 
 
@@ -156,5 +156,5 @@ def finished(operation: Operation, timeout: float | None = None) -> wire.Operati
 
 
 def seconds_of(operation: wire.Operation) -> float:
-    """Return how long an operation that has ended took, from its begin on."""
+    """Return how long an operation that has ended took, from its beginning on."""
     return moment(operation.ended) - moment(operation.started)

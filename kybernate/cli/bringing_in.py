@@ -10,13 +10,13 @@ import typer
 
 from kybernate.cli.asking import require_agreement
 from kybernate.cli.output import INDENT, show_columns, show_fields, size
-from kybernate.cli.privileges import documented, fields, mount_rows, show_processes
+from kybernate.cli.privileges import documented, mount_rows, show_processes
 from kybernate.cli.progress import Bar
 from kybernate.cli.reporting import Interrupted
 from kybernate.cli.told import tell_agent
 from kybernate.node.failure import Failure, Invalid, Refused
 from kybernate.node.importing import IMAGE_NOT_WHOLE_ADVICE, Examined, Imported, admit, examine, target_of
-from kybernate.node.privileges import SpecPrivileges, privileges_of
+from kybernate.node.privileges import SpecPrivileges, privileges_of, requests_of
 from kybernate.node.trusted import Signed, known_keys, ring_of, signature_of
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import Image
@@ -135,7 +135,7 @@ def _show(examined: Examined, origin: str, asks: SpecPrivileges, target: Path, n
 
 def _show_privileges(asks: SpecPrivileges, *, known: bool) -> None:
     if known:
-        _section("privileges", ("PRIVILEGE", "VALUE"), list(fields(asks).items()))
+        _section("privileges", ("PRIVILEGE", "VALUE"), list(requests_of(asks).items()))
     else:
         typer.echo("\nprivileges: unknown, the image does not hold the configuration of its container")
     hooks = [(one,) for one in asks.hooks]

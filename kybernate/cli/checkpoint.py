@@ -52,7 +52,7 @@ def checkpoint(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="As --hold, but it continues by itself after that time.",
+            help="Like --hold, but the container continues by itself after this time.",
             show_default="as configured",
         ),
     ] = 0,
@@ -75,9 +75,9 @@ def checkpoint(
     ] = "",
     timeout: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="For all steps together.", show_default="as configured"),
+        typer.Option(min=0, metavar="SECONDS", help="Time limit for all steps together.", show_default="as configured"),
     ] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Continue where only a risk was found.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Continue if only a risk was found.")] = False,
     max_freeze: Annotated[
         str,
         typer.Option(
@@ -134,7 +134,7 @@ def checkpoint(
         force=force,
         max_freeze=limit,
     )
-    return _print(*checkpointed(carried_out(verb, address, timeout)), held=hold, output=output)
+    return _print(*checkpointed(carried_out(verb, address, seconds=timeout)), held=hold, output=output)
 
 
 def _seconds(max_freeze: str) -> float:

@@ -20,11 +20,12 @@ HELP = {
     "suspend": "Lock and checkpoint.",
     "resume": "Restore and unlock.",
 }
-Pids = Annotated[
-    list[int], typer.Option("--pid", metavar="PID", min=1, help="Process, as the host sees it; may be repeated.")
-]
+Pids = Annotated[list[int], typer.Option("--pid", metavar="PID", min=1, help="PID on the host; may be repeated.")]
 Timeout = Annotated[
-    int, typer.Option("--timeout", min=0, metavar="MS", help="For each step.", show_default="the shim's own limits")
+    int,
+    typer.Option(
+        "--timeout", min=0, metavar="MS", help="Time limit for each step.", show_default="the shim's own limits"
+    ),
 ]
 
 

@@ -41,8 +41,8 @@ def register(app: typer.Typer) -> None:
 def encrypt(image: ImageName, key: KeyFile = None, output: Output = Format.TABLE) -> None:
     """Encrypt a checkpoint image in place.
 
-    An image that is encrypted with an older key of the file is given the first one; only its manifest changes then.
-    The image is complete at any moment, encrypted or not. A second copy needs space meanwhile.
+    An image that is encrypted with an older key of the file gets the first one; only its manifest changes.
+    The image is complete at all times, encrypted or not. Until the end, a second copy needs space.
     """
     config = Config.load()
     file = key or config.encryption_key
@@ -56,7 +56,7 @@ def encrypt(image: ImageName, key: KeyFile = None, output: Output = Format.TABLE
 
 
 def decrypt(image: ImageName, key: KeyFile = None, output: Output = Format.TABLE) -> None:
-    """Decrypt a checkpoint image in place: its files lie on the disk as plain files then."""
+    """Decrypt a checkpoint image in place, so that its files are plain files on the disk."""
     config = Config.load()
     file = key or config.encryption_key
     _change("decrypt", image, lambda directory, run: decrypt_image(directory, file, config, run), output=output)

@@ -36,17 +36,19 @@ def checkpointed(ended: agent_pb2.Operation) -> tuple[KnownContainer, wire.Check
 
 def suspended(ended: agent_pb2.Operation) -> tuple[KnownContainer, wire.SuspendResponse]:
     """Return the container, and the answer, of a suspend."""
-    result = ended.result
-    arena = wire.Arena(
-        asked=bool(result.arena_bytes or result.arena_reasons), bytes=result.arena_bytes, reasons=result.arena_reasons
-    )
-    reply = wire.SuspendResponse(steps=steps_of(ended), vram_bytes=result.vram_bytes, arena=arena)
+    reply = wire.SuspendResponse(steps=steps_of(ended), vram_bytes=ended.result.vram_bytes, arena=arena_of(ended))
     return container_of(ended), reply
 
 
 def resumed(ended: agent_pb2.Operation) -> tuple[KnownContainer, wire.ResumeResponse]:
     """Return the container, and the answer, of a resume."""
     return container_of(ended), wire.ResumeResponse(steps=steps_of(ended), vram_bytes=ended.result.vram_bytes)
+
+
+def arena_of(ended: agent_pb2.Operation) -> wire.Arena:
+    """Return what a suspend, or that of a swap, got of the arena."""
+    got, reasons = ended.result.arena_bytes, ended.result.arena_reasons
+    return wire.Arena(asked=bool(got or reasons), bytes=got, reasons=reasons)
 
 
 def steps_of(operation: agent_pb2.Operation) -> list[wire.Step]:

@@ -41,7 +41,10 @@ def events(
         typer.Argument(metavar="[TYPE]...", help="Types or patterns such as 'operation.*'.", show_default="all"),
     ] = None,
     since: Annotated[
-        str, typer.Option(metavar="DURATION", help="Only newer ones, such as 10m.", show_default="as long as kept")
+        str,
+        typer.Option(
+            metavar="DURATION", help="Only events newer than this, such as 10m.", show_default="all that are kept"
+        ),
     ] = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue, and print new events.")] = False,
     output: Output = Format.TABLE,

@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def export(
     image: ImageName,
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="What is written; nothing may be there.", show_default=False)
+        Path, typer.Argument(metavar="PATH", help="File or directory to make; it must not exist.", show_default=False)
     ],
     format: Annotated[
         Kind,
@@ -110,7 +110,7 @@ def require_libraries(compression: Compression) -> None:
 
 
 def audited(image: Image, target: str) -> None:
-    """Leave a line in the audit log, or a complaint on the terminal."""
+    """Write a line to the audit log, or a warning to the terminal."""
     ref = image_ref(image.path, image.manifest, image.digest)
     if unaudited := audit("export", "done", ref, Config.load(), reason=f"to {target}"):
         typer.echo(f"kybernate: the export is not in the audit log: {unaudited}", err=True)

@@ -108,7 +108,7 @@ def show_document(document: object, format: Format, name: str = "") -> bool:
 
 
 def rfc3339(seconds: float) -> str | None:
-    """Return a time, given in seconds since 1970, in UTC and with milliseconds; None for 0, which is no time."""
+    """Return a time, given in seconds since 1970, in UTC and with milliseconds; None for 0, which is not a time."""
     if not seconds:
         return None
     when = datetime.fromtimestamp(seconds, UTC)

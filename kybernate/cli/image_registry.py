@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 MOST_PARALLEL = 64
 
 PlainHttp = Annotated[
-    bool, typer.Option("--plain-http", help="Without TLS. It is the default for a registry on localhost.")
+    bool, typer.Option("--plain-http", help="Connect without TLS, the default for a registry on localhost.")
 ]
 Ca = Annotated[
     Path | None,
-    typer.Option("--ca", metavar="FILE", help="Certificates of the registry's authority.", show_default="the system's"),
+    typer.Option(
+        "--ca", metavar="FILE", help="File with the CA certificates for the registry.", show_default="the system's"
+    ),
 ]
 CredentialsFile = Annotated[
     Path | None,
@@ -29,7 +31,7 @@ CredentialsFile = Annotated[
     ),
 ]  # fmt: skip
 Parallel = Annotated[
-    int, typer.Option("--parallel", metavar="N", min=1, max=MOST_PARALLEL, help="Requests at the same time.")
+    int, typer.Option("--parallel", metavar="N", min=1, max=MOST_PARALLEL, help="Number of parallel requests.")
 ]
 
 

@@ -38,7 +38,7 @@ def images(
         typer.Option("--namespace", "-n", metavar="NS", help="Kubernetes namespace.", show_default="all of them"),
     ] = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="Also list remains of unfinished checkpoints and imports. Needs root.")
+        bool, typer.Option("--all", help="Also list leftovers of unfinished checkpoints and imports. Needs root.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only paths.")] = False,
     labels: Annotated[

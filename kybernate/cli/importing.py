@@ -42,7 +42,7 @@ def import_image(
         typer.Option(
             "--move/--copy",
             help="Remove the image from its old place.",
-            show_default="--move inside of the checkpoint root",
+            show_default="--move inside the checkpoint root",
         ),
     ] = None,
     output: Output = Format.TABLE,

@@ -60,13 +60,13 @@ def inspect(
     place = locate(image)
     if os.path.isfile(place):  # noqa: PTH113  # no word is too long for it
         from kybernate.cli.pull import unpacked  # few images come as one file
-        from kybernate.export.errors import ArtefactOdd
+        from kybernate.export.documents import ArtefactInvalid
 
         try:
             with unpacked(place, Config.load()) as found:
                 _inspect(str(found.path), place, check=check, output=output)
-        except ArtefactOdd as error:
-            raise Failure(f"{place} is no archive of an image: {error}", advice=error.advice) from error
+        except ArtefactInvalid as error:
+            raise Failure(f"{place} is not an archive of an image: {error}", advice=error.advice) from error
     else:
         _inspect(image, place, check=check, output=output)
 

@@ -45,7 +45,7 @@ def list_keys(output: Output = Format.TABLE) -> None:
 
 
 def rotate(output: Output = Format.TABLE) -> None:
-    """Make a new node key. Images of the old one stay valid until it is revoked."""
+    """Make a new node key. Images signed by the old one stay valid until it is revoked."""
     old, new = keys.rotate_key(Config.load())
     if show_document({"old": old.id if old else "", "new": new.id, "file": str(new.source)}, output, new.id):
         return

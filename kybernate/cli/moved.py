@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from kybernate.cli.output import printable, size
 
 if TYPE_CHECKING:
-    from kybernate_shim.messages.shim_pb2 import Arena, ResumeResponse, Step, SuspendResponse
+    from kybernate_shim.messages.shim_pb2 import Arena, Step
 
 
-def vram(reply: SuspendResponse | ResumeResponse) -> str:
+def vram(bytes: int, spared_bytes: int = 0) -> str:
     """Say how much was moved, and how much of it needed no copy, in words."""
-    spared = sum(step.spared_bytes for step in reply.steps)
-    unmoved = f", {size(spared)} of it unchanged or zeros" if spared else ""
-    return f"{size(reply.vram_bytes)} of VRAM{unmoved}"
+    unmoved = f", {size(spared_bytes)} of it unchanged or zeros" if spared_bytes else ""
+    return f"{size(bytes)} of VRAM{unmoved}"
 
 
 def arena_document(arena: Arena) -> dict[str, object]:
@@ -23,10 +22,10 @@ def arena_document(arena: Arena) -> dict[str, object]:
     return {"asked": arena.asked, "bytes": arena.bytes, "reasons": list(arena.reasons)}
 
 
-def arena_lines(reply: SuspendResponse) -> list[str]:
-    """Say for people what did not go through the arena that the container asked for."""
-    had = f"{size(reply.arena.bytes)} of {size(reply.vram_bytes)}"
-    return [f"arena: {had}: {printable(reason)}" for reason in reply.arena.reasons]
+def arena_lines(arena: Arena, bytes: int) -> list[str]:
+    """Say for people what of the `bytes` of VRAM did not go through the arena that the container asked for."""
+    had = f"{size(arena.bytes)} of {size(bytes)}"
+    return [f"arena: {had}: {printable(reason)}" for reason in arena.reasons]
 
 
 def as_documents(steps: Sequence[Step]) -> list[dict[str, object]]:

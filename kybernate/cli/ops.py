@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
 def _state(text: str) -> str:
     if text not in STATES:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(STATES)}")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(STATES)}")
     return text
 
 
@@ -82,7 +82,7 @@ def ops(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most the newest N.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print only the newest N.")] = 100,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue, and print each change.")] = False,
     output: Output = Format.TABLE,
 ) -> None:  # fmt: skip
@@ -246,7 +246,7 @@ def subject_of(one: wire.Operation) -> str:
 
 
 def state_of(one: wire.Operation) -> str:
-    """Return the state in small letters."""
+    """Return the state in lower case."""
     return wire.OperationState.Name(one.state).lower()
 
 

@@ -30,7 +30,7 @@ def show_json(document: object) -> None:
 
 
 def json_of(document: object, indent: int | None = None) -> str:
-    """Return JSON for people, with its letters as they are, unless some of them are no text: then all are escaped."""
+    """Return JSON for people, with its letters as they are, unless some cannot be encoded: then all are escaped."""
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     return text if text.isascii() or _is_text(text) else json.dumps(document, indent=indent)
 

@@ -40,22 +40,22 @@ def page(
     except ImportError as error:
         raise not_installed("the page", error, "page,agent") from error
     if role not in list(Role):
-        raise typer.BadParameter(f"there is no role {role!r}: operator or viewer", param_hint="--role")
+        raise typer.BadParameter(f"{role!r} is not a role: use operator or viewer", param_hint="--role")
     typer.echo(link(Role(role), 3600 * hours, socket))
 
 
 def serve(
     listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT of the page.")] = LISTEN,
-    url: Annotated[str, typer.Option(metavar="URL", help="What links begin with, behind a reverse proxy.")] = "",
+    url: Annotated[str, typer.Option(metavar="URL", help="Base URL of links, behind a reverse proxy.")] = "",
     agent: Annotated[str, typer.Option(metavar="ADDRESS", help="The agent; by default the node's own.")] = "",
     proxy: Annotated[str, typer.Option(metavar="URL", help="Kybernate's proxy, for the playground.")] = "",
     proxy_key: Annotated[
         str, typer.Option(metavar="KEY", envvar="KYBERNATE_PROXY_KEY", help="Key for the proxy.")
     ] = "",
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate: serve TLS.")] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, to serve TLS.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate.")] = None,
-    plaintext: Annotated[bool, typer.Option("--plaintext", help="Other machines may reach it without TLS.")] = False,
-    socket: Annotated[Path, typer.Option(metavar="FILE", help="Socket on which links are asked for.")] = Path(
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="Let other machines connect without TLS.")] = False,
+    socket: Annotated[Path, typer.Option(metavar="FILE", help="Socket on which links are requested.")] = Path(
         "/run/kybernate/page.sock"
     ),
     session_key: Annotated[Path, typer.Option(metavar="FILE", help="Key that signs sessions.")] = Path(

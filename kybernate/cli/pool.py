@@ -26,10 +26,12 @@ def register(app: typer.Typer) -> None:
 
 def pool(
     now: Annotated[bool, typer.Option("--fill", help="Allocate the missing memory now.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Free the memory; the CUDA helper allocates it again.")] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Free the memory; the CUDA helper allocates it again later.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show the pool of memory for images in memory.
+    """Show the memory that is kept ready for images in RAM.
 
     The node's CUDA helper fills it (`gpu.image_pool`, `gpu.image_pool_files`) while it has nothing else to do.
     """

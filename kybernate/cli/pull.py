@@ -45,7 +45,7 @@ def pull(
         ),
     ],
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="Its name here.", show_default="the one that it had")
+        str, typer.Argument(metavar="[NAME]", help="Its name on this node.", show_default="its original name")
     ] = "",
     namespace: Annotated[
         str,
@@ -63,8 +63,8 @@ def pull(
 ) -> None:  # fmt: skip
     """Pull a checkpoint image from an image registry, or from an export.
 
-    Nothing of it is trusted before it was compared: every layer with its digest, every file with the image's manifest.
-    An image that a key of this node has signed is usable then. Any other one is shown, and imported if you confirm.
+    Nothing is trusted before it has been compared: every layer with its digest, every file with the image's manifest.
+    An image that a key of this node has signed is usable then. Any other image is shown, and imported if you confirm.
     """
     config = Config.load()
     try:
@@ -97,7 +97,7 @@ def _source(reference: str, plain_http: bool, ca: Path | None, file: Path | None
 
 
 def is_path(text: str) -> bool:
-    """Return whether a path is meant, and no reference."""
+    """Return whether it is a path, and not a reference."""
     return text.startswith(("/", "./", "../"))
 
 
@@ -143,7 +143,7 @@ def _keep(found: Fetched, wanted: Wanted, config: Config, output: Format) -> Non
     wanted = replace(wanted, name=wanted.name or found.name)
     if not wanted.name:
         raise Refused(
-            f"{wanted.origin} does not say how the image was called", advice="give a name after the reference"
+            f"{wanted.origin} does not say what the image was called", advice="give a name after the reference"
         )
     key = vouching_key(found.image, config)
     if key is not None and wanted.namespace in ("", found.image.manifest.source.namespace):

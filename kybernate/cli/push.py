@@ -44,7 +44,7 @@ def push(
     mount_from: Annotated[
         str,
         typer.Option(
-            "--mount-from", metavar="REPOSITORY", help="Take equal layers from here, untransferred.", show_default=False
+            "--mount-from", metavar="REPOSITORY", help="Take equal layers from here, not sent.", show_default=False
         ),
     ] = "",
     plain_http: PlainHttp = False,
@@ -56,7 +56,7 @@ def push(
     """Push a checkpoint image to an image registry.
 
     Layers that the registry has are not sent. The tag is written last. An encrypted image stays encrypted. Any other
-    one can be read by all who can pull it, with the memory and the secrets of its processes.
+    image can be read by everyone who can pull it, with the memory and the secrets of its processes.
     """
     target, found = parsed(reference), open_image(image, near=True)
     how = connection(
@@ -87,5 +87,7 @@ def _pushed(image: Image, target: Reference, how: Connection, compression: Compr
             return send(image, target, how, compression=compression, progress=bar.count)
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted", state=f"{target} names what it named before", advice="the same command sends what is missing"
+            "interrupted",
+            state=f"{target} refers to what it did before",
+            advice="the same command sends what is missing",
         ) from None

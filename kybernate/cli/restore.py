@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kybernate.cli.agents import agent_or_none, finished, is_remote, named_here, require_here, require_wait, seconds_of
+from kybernate.cli.directly import carried_out
+from kybernate.cli.ended import steps_of
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import as_documents
 from kybernate.cli.options import ADDRESS, Address, ImageName, Wait
 from kybernate.cli.output import seconds as duration
 from kybernate.cli.output import show_columns, show_fields, size
-from kybernate.cli.privileges import summary
 from kybernate.cli.progress import Bar
-from kybernate.cli.reporting import Interrupted
 from kybernate.cli.store import Url, store_place, store_transfer
 from kybernate.cli.through_agent import begun
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node import restore as restoring
 from kybernate.node.containerd import Containerd
-from kybernate.node.failure import Refused
 from kybernate.node.lookup import KnownContainer
-from kybernate.node.places import locate, open_image
-from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, plan_of, trusted_spec
-from kybernate.node.shim import restore_of, shim_of, watching
-from kybernate.node.stdio import TaskStreams, attached, into_log
+from kybernate.node.places import locate
+from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER
+from kybernate.node.stdio import TaskStreams, attached
+from kybernate.verbs.restore import Restore
 from kybernate_shim.checkpoint.image.manifest import NAME as MANIFEST
-from kybernate_shim.checkpoint.image.store import Image, read_for_restore
-from kybernate_shim.messages import shim_pb2 as shim_wire
 
 STDOUT, STDERR = 1, 2  # the descriptors: a container writes bytes, whatever they are
 LOOK_SECONDS = 0.2  # between two looks at whether a container has ended, or a signal has come
@@ -49,15 +44,6 @@ class Source(StrEnum):
 
     NODE = "node"
     STORE = "store"
-
-
-@dataclass(frozen=True)
-class Restored:
-    """A container that runs again, and what its restore was like as the shim has it."""
-
-    container: KnownContainer
-    pid: int
-    ended: shim_wire.Ended
 
 
 def register(app: typer.Typer) -> None:
@@ -84,7 +70,7 @@ def restore(
         typer.Option(metavar="FILE", help="With --detach, append its output to a file.", show_default="discarded"),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Continue where only a risk was found.", show_default=False)
+        bool, typer.Option("--force", help="Continue if only a risk was found.", show_default=False)
     ] = False,
     source: Annotated[
         Source, typer.Option("--from", metavar="node|store", help="Where the image is: on this node, or in the store.")
@@ -128,23 +114,23 @@ def restore(
                 force=force,
                 from_store=source is Source.STORE,
             )
-            return _show_restored(finished(operation), output=output) if wait else begun(operation)
+            return _show_restored(finished(operation), source, output=output) if wait else begun(operation)
     require_wait(wait)
-    with ExitStack() as arrival:
-        found = (
-            arrival.enter_context(_arriving(checkpoint, url))
-            if source is Source.STORE
-            else open_image(checkpoint, near=True)
+    with ExitStack() as arrival, ExitStack() as attachment:
+        verb = Restore(
+            str(arrival.enter_context(_arriving(checkpoint, url))) if source is Source.STORE else checkpoint,
+            name,
+            namespace,
+            image,
+            runtime,
+            snapshotter,
+            log_path=str(log.absolute()) if log else "",
+            force=force,
         )
-        saved = _trusted_spec(found)
-        with Containerd(address) as containerd:
-            wish = RestoreWish(name, namespace, image, runtime, snapshotter, force)
-            plan = plan_of(containerd, found, saved, wish)
-            terminal = bool((plan.spec.get("process") or {}).get("terminal"))
-            if not detach:
-                raise typer.Exit(_foreground(containerd, plan, arrival, terminal=terminal))
-            done = _restored(containerd, plan, into_log(log, terminal=terminal))
-    return _print(done, str(found.path) if source is Source.NODE else found.path.name, output=output)
+        if detach:
+            return _show_restored(carried_out(verb, address), source, output=output)
+        done = carried_out(verb, address, streams=lambda terminal: attachment.enter_context(_attached(terminal)))
+        raise typer.Exit(_to_its_end(done, address, arrival))
 
 
 def _named(checkpoint: str, source: Source) -> str:
@@ -156,7 +142,7 @@ def _named(checkpoint: str, source: Source) -> str:
 
 
 @contextmanager
-def _arriving(name: str, url: str) -> Iterator[Image]:
+def _arriving(name: str, url: str) -> Iterator[Path]:
     """Yield an image of the store as soon as its restore may begin; the rest arrives while the block lasts."""
     place = store_place(url)
     from kybernate.store.named import named_recipe
@@ -167,78 +153,47 @@ def _arriving(name: str, url: str) -> Iterator[Image]:
         arriving = arrival.__enter__()
     with ExitStack() as stack:
         stack.push(arrival)
-        yield read_for_restore(arriving.directory)
+        yield arriving.directory
 
 
-def _show_restored(done: wire.Operation, *, output: Format) -> None:
-    container = KnownContainer(done.namespace, done.container)
-    steps = [shim_wire.Step(name=one.name, seconds=one.seconds, bytes=one.bytes) for one in done.steps]
-    ended = shim_wire.Ended(source=done.result.source, seconds=seconds_of(done), steps=steps)
-    _print(Restored(container, done.result.pid, ended), done.image, output=output)
-
-
-def _print(done: Restored, path: str, *, output: Format) -> None:
-    ended, container = done.ended, done.container
+def _show_restored(done: wire.Operation, source: Source, *, output: Format) -> None:
+    tier, steps = done.result.source, steps_of(done)
+    took = seconds_of(done) if tier else 0.0  # a shim that has ended with its container names neither
     document = {
-        "namespace": container.namespace,
-        "container": container.id,
-        "pid": done.pid,
-        "path": path,
-        "source": ended.source,
-        "seconds": ended.seconds,
-        "steps": as_documents(ended.steps),
+        "namespace": done.namespace,
+        "container": done.container,
+        "pid": done.result.pid,
+        "path": done.image if source is Source.NODE else Path(done.image).name,
+        "source": tier,
+        "seconds": took,
+        "steps": as_documents(steps),
     }
-    if show_document(document, output, container.id):
+    if show_document(document, output, done.container):
         return
     show_fields(
         {
-            "container": container.id,
-            "pid": done.pid,
-            "from": ended.source,
-            "time": duration(ended.seconds) if ended.source else "",
+            "container": done.container,
+            "pid": done.result.pid,
+            "from": tier,
+            "time": duration(took) if tier else "",
         }
     )
-    rows = [(step.name, duration(step.seconds), size(step.bytes) if step.bytes else "") for step in ended.steps]
+    rows = [(step.name, duration(step.seconds), size(step.bytes) if step.bytes else "") for step in steps]
     if rows:
         typer.echo()
         show_columns(("STEP", "TIME", "SIZE"), rows)
 
 
-def _trusted_spec(image: Image) -> dict[str, Any]:
-    """Return the saved spec of an image that may be restored. Raises Refused, with what the image asks for."""
-    try:
-        return trusted_spec(image)
-    except Refused as error:
-        if words := summary(image):
-            error.args = (f"{error}\n{words}",)
-        raise
+def _attached(terminal: bool) -> AbstractContextManager[TaskStreams]:
+    return attached(STDOUT, STDERR, terminal=terminal)
 
 
-def _restored(containerd: Containerd, plan: restoring.RestorePlan, stdio: TaskStreams) -> Restored:
-    """Create the container and let it run."""
-    try:
-        with Bar(f"restore {plan.id}") as bar, restoring.prepared(containerd, plan, stdio) as prepared:
-            return asyncio.run(_start(prepared, containerd.address, bar))
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted", state=f"container {plan.id} was removed again") from None
-
-
-async def _start(prepared: restoring.CreatedTask, address: str, bar: Bar) -> Restored:
-    """Start the task once it is sure that its shim is ours: another one would start the container from nothing."""
-    container = prepared.container
-    async with shim_of(container, address) as shim:
-        await shim.status(container.id)
-        async with watching(shim, container.id, bar.show):
-            pid = await asyncio.to_thread(prepared.start)
-    return Restored(container, pid, await restore_of(container, address))
-
-
-def _foreground(containerd: Containerd, plan: restoring.RestorePlan, arrival: ExitStack, *, terminal: bool) -> int:
-    """Run the container to its end, show its output, remove it, and return its exit status."""
-    with attached(STDOUT, STDERR, terminal=terminal) as stdio:
-        container = _restored(containerd, plan, stdio).container
+def _to_its_end(restored: wire.Operation, address: str, arrival: ExitStack) -> int:
+    """Wait for the container's end, remove it, and return its exit status. Its image is not needed any more."""
+    with Containerd(address) as containerd:
+        container = containerd.find(restored.container, restored.namespace)
         try:
-            arrival.close()  # the image is not needed any more
+            arrival.close()
             with _passing_on(containerd, container), ThreadPoolExecutor(1) as waiting:
                 return _signalled_result(waiting.submit(restoring.wait, containerd, container))
         finally:
@@ -259,7 +214,7 @@ def _signalled_result(future: Future[int]) -> int:
 def _passing_on(containerd: Containerd, container: KnownContainer) -> Iterator[None]:
     """Give the container the signals that would end us; it decides what they mean.
 
-    The handlers call containerd, so the main thread must not be inside of gRPC when they run.
+    The handlers call containerd, so the main thread must not be inside gRPC when they run.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     old = {

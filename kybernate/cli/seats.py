@@ -23,7 +23,7 @@ HEADER = ("POLICY", "P50", "P99", "WITHIN", "SWITCHES/H", "BUSY", "FAIRNESS", "R
 MODELS_HEADER = ("POLICY", "MODELS")
 STEPS = 24  # of the chart
 
-app = typer.Typer(help="Seats on the node's GPUs.", invoke_without_command=True)
+app = typer.Typer(help="Show and simulate seats on the node's GPUs.", invoke_without_command=True)
 
 FORMAT = "docs/seats.md describes the format"
 
@@ -38,7 +38,7 @@ def register(parent: typer.Typer) -> None:
 
 def seats(
     context: typer.Context,
-    all: Annotated[bool, typer.Option("--all", help="Free ones, too.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Also list free seats.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue with a line for each change.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
@@ -50,10 +50,10 @@ def seats(
 
 
 Gpus = Annotated[int, typer.Option(min=1, max=10_000, metavar="NUMBER", help="GPUs, on nodes of eight.")]
-Wake = Annotated[float, typer.Option(min=0, max=3600, metavar="SECONDS", help="That a wake takes.")]
-Sleep = Annotated[float, typer.Option(min=0, max=3600, metavar="SECONDS", help="That a suspend takes.")]
+Wake = Annotated[float, typer.Option(min=0, max=3600, metavar="SECONDS", help="Duration of a wake.")]
+Sleep = Annotated[float, typer.Option(min=0, max=3600, metavar="SECONDS", help="Duration of a suspend.")]
 Bound = Annotated[
-    float, typer.Option(min=0, max=3600, metavar="SECONDS", help="A request that begins later is not good.")
+    float, typer.Option(min=0, max=3600, metavar="SECONDS", help="A request that begins later counts as late.")
 ]
 
 
@@ -79,9 +79,9 @@ def simulate(
 
 def models(
     rate: Annotated[
-        float, typer.Option(min=1e-3, max=600, metavar="NUMBER", help="Requests of one model in a minute.")
+        float, typer.Option(min=1e-3, max=600, metavar="NUMBER", help="Requests of one model per minute.")
     ] = 1.0,
-    work: Annotated[float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Of a request.")] = 2.0,
+    work: Annotated[float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Duration of a request.")] = 2.0,
     wake: Wake = 1.5,
     suspend: Sleep = 1.0,
     bound: Bound = 10.0,

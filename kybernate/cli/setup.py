@@ -36,7 +36,10 @@ def containerd(
     restart: Annotated[
         str,
         typer.Option(
-            "--restart", metavar="COMMAND", help="Restarts containerd.", show_default="systemctl restart of its service"
+            "--restart",
+            metavar="COMMAND",
+            help="Command that restarts containerd.",
+            show_default="systemctl restart of its service",
         ),
     ] = "",
     address: Address = ADDRESS,

@@ -30,7 +30,7 @@ TRACE_UNREADABLE_ADVICE: Final = "docs/tiers.md describes the formats"
 
 
 class Slower(StrEnum):
-    """The tier that images are in which are not in memory."""
+    """The tier of images that are not in memory."""
 
     DISK = "disk"
     OBJECT = "object"

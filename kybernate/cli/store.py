@@ -57,10 +57,10 @@ def register(app: typer.Typer) -> None:
 
 
 def init(url: Url = "", output: Output = Format.TABLE) -> None:
-    """Make a place a store, with a new key where the node has none.
+    """Turn a place into a store, with a new key if the node has none.
 
-    All nodes that share the store need the same key file (`store.key`): copy it by a safe way. What the service
-    lacks is said.
+    All nodes that share the store need the same key file (`store.key`): copy it in a safe way. The command
+    reports what the service lacks.
     """
     place = store_place(url)
     from kybernate.store.keys import make_key
@@ -210,9 +210,9 @@ def rm(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Names or ids.", show_default=False)],
     url: Url = "",
 ) -> None:
-    """Remove images from the store. `kybernate store gc` frees their room.
+    """Remove images from the store. `kybernate store gc` frees their space.
 
-    images/NAMESPACE/ID, as other commands call what they cannot read, removes exactly that.
+    images/NAMESPACE/ID, as other commands print for what they cannot read, removes exactly that object.
     """
     from kybernate.store.named import named_object
 
@@ -227,7 +227,7 @@ def rm(
 
 def check(
     read: Annotated[bool, typer.Option("--read", help="Read every chunk and compare it with its digest.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Index packs that no index names.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Index the packs that no index lists.")] = False,
     url: Url = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -263,7 +263,7 @@ def check(
 
 def gc(
     grace: Annotated[
-        float, typer.Option(min=0, metavar="HOURS", help="Younger packs stay, and notes wait as long.")
+        float, typer.Option(min=0, metavar="HOURS", help="Keep packs younger than this, and noted packs for this time.")
     ] = 24,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
     url: Url = "",

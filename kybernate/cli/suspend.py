@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 LockTimeout = Annotated[
     float,
-    Option(("--timeout",), "For the CUDA driver's lock.", metavar="SECONDS", least=0, default="as configured"),
+    Option(
+        ("--timeout",), "Time limit for the CUDA driver's lock.", metavar="SECONDS", least=0, default="as configured"
+    ),
 ]
 RestoreTimeout = Annotated[
     float,
-    Option(("--timeout",), "For the CUDA driver's restore.", metavar="SECONDS", least=0, default="as configured"),
+    Option(
+        ("--timeout",), "Time limit for the CUDA driver's restore.", metavar="SECONDS", least=0, default="as configured"
+    ),
 ]
 DONE = {"suspend": "suspended", "resume": "resumed"}
 
@@ -102,7 +106,8 @@ def _print(verb: str, container: KnownContainer, reply: Reply, *, output: Format
     }
     if show_document(document, output, container.id):
         return
-    echo(f"{DONE[verb]} {container.title}: {vram(reply)}")
-    for line in arena_lines(reply) if isinstance(reply, SuspendResponse) else ():
+    spared = sum(step.spared_bytes for step in reply.steps)
+    echo(f"{DONE[verb]} {container.title}: {vram(reply.vram_bytes, spared)}")
+    for line in arena_lines(reply.arena, reply.vram_bytes) if isinstance(reply, SuspendResponse) else ():
         echo(line)
     show_columns(("STEP", "TIME"), [(step.name, seconds(step.seconds)) for step in reply.steps])

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kybernate.cli.agents import agent_or_none, finished, require_wait, seconds_of
 from kybernate.cli.completion import a_container
-from kybernate.cli.ended import steps_of
+from kybernate.cli.directly import carried_out
+from kybernate.cli.ended import arena_of, steps_of
 from kybernate.cli.formats import Format, Output, show_document
 from kybernate.cli.moved import arena_document, arena_lines, as_documents, vram
 from kybernate.cli.options import ADDRESS, Address, Namespace, Wait
-from kybernate.cli.output import printable, seconds, show_columns, size
-from kybernate.cli.reporting import Interrupted
+from kybernate.cli.output import seconds, show_columns
 from kybernate.cli.through_agent import begun
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.containerd import Containerd
-from kybernate.node.lookup import KnownContainer
-from kybernate.node.swap import Swapped, swap
-from kybernate_shim.messages import shim_pb2 as wire_shim
-from kybernate_shim.messages.shim_pb2 import ResumeResponse, SuspendResponse
+from kybernate.verbs.swap import Swap
 
 Leaving = Annotated[
     str, typer.Argument(metavar="OUT", help="The container that is suspended.", autocompletion=a_container)
@@ -57,66 +51,29 @@ def run(
     with agent_or_none(address) as agent:
         if agent is not None:
             operation = agent.swap(leaving, coming, namespace=namespace, room_timeout=room_timeout)
-            return _show_ended(finished(operation), output=output) if wait else begun(operation)
+            return _print(finished(operation), output=output) if wait else begun(operation)
     require_wait(wait)
-    with Containerd(address) as containerd:
-        out, back = containerd.find(leaving, namespace), containerd.find(coming, namespace)
-    try:
-        done = asyncio.run(swap(out, back, containerd.address, room_timeout))
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted", state="both shims continue", advice=f"see `kybernate status {out.id}` and `{back.id}`"
-        ) from None
-    return _show(done, out, back, output=output)
+    return _print(carried_out(Swap(leaving, coming, namespace, room_timeout), address), output=output)
 
 
-def _show_ended(done: wire.Operation, *, output: Format) -> None:
-    """Print a swap that the agent carried out, which is one operation with the steps of both sides."""
-    result = done.result
-    arena = wire_shim.Arena(
-        asked=bool(result.arena_bytes or result.arena_reasons), bytes=result.arena_bytes, reasons=result.arena_reasons
-    )
-    steps = steps_of(done)
-    document = _document(done.container, done.other_container, result.vram_bytes, arena, seconds_of(done), steps)
+def _print(done: wire.Operation, *, output: Format) -> None:
+    """Print a swap, which has the steps of both sides. What moved through the arena is of the container that left."""
+    result, arena = done.result, arena_of(done)
+    document = {
+        "suspended": done.container,
+        "resumed": done.other_container,
+        "vram_bytes": result.vram_bytes,
+        "arena": arena_document(arena),
+        "seconds": seconds_of(done),
+        "steps": as_documents(steps_of(done)),
+    }
     if show_document(document, output, done.other_container):
         return
-    typer.echo(f"suspended {done.container_title or done.container}")
-    typer.echo(f"resumed {done.other_container}: {size(done.result.vram_bytes)} of VRAM")
-    for reason in done.result.arena_reasons:
-        typer.echo(f"arena: {printable(reason)}")
+    spared = sum(step.spared_bytes for step in done.steps) - result.left_spared_bytes
+    left = f": {vram(result.left_vram_bytes, result.left_spared_bytes)}" if result.left_vram_bytes else ""
+    typer.echo(f"suspended {done.container_title or done.container}{left}")
+    typer.echo(f"resumed {done.other_container_title or done.other_container}: {vram(result.vram_bytes, spared)}")
+    for line in arena_lines(arena, result.left_vram_bytes):
+        typer.echo(line)
     rows = [(step.name, seconds(step.seconds)) for step in done.steps]
     show_columns(("STEP", "TIME"), [*rows, ("together", seconds(seconds_of(done)))])
-
-
-def _show(done: Swapped, out: KnownContainer, back: KnownContainer, *, output: Format) -> None:
-    replies: dict[str, tuple[str, SuspendResponse | ResumeResponse]] = {
-        "suspended": (out.title, done.left),
-        "resumed": (back.title, done.came),
-    }
-    steps = [*done.left.steps, *done.came.steps]
-    document = _document(out.id, back.id, done.came.vram_bytes, done.left.arena, done.seconds, steps)
-    if show_document(document, output, back.id):
-        return
-    for verb, (title, reply) in replies.items():
-        typer.echo(f"{verb} {title}: {vram(reply)}")
-    for line in arena_lines(done.left):
-        typer.echo(line)
-    show_columns(
-        ("STEP", "TIME"),
-        [(step.name, seconds(step.seconds)) for _, reply in replies.values() for step in reply.steps]
-        + [("together", seconds(done.seconds))],
-    )
-
-
-def _document(
-    suspended: str, resumed: str, vram_bytes: int, arena: wire_shim.Arena, took: float, steps: Sequence[wire_shim.Step]
-) -> dict[str, Any]:
-    """Return a swap as a document. The VRAM is that of the container that was resumed, the arena that of the other."""
-    return {
-        "suspended": suspended,
-        "resumed": resumed,
-        "vram_bytes": vram_bytes,
-        "arena": arena_document(arena),
-        "seconds": took,
-        "steps": as_documents(steps),
-    }

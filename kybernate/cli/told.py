@@ -1,4 +1,4 @@
-"""Has the agent of this node know an image as soon as the command that has brought or changed it ends."""
+"""Makes an image known to the agent of this node when the command that has brought or changed it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GONE = "NOT_FOUND"
 
 
 def tell_agent(*places: Path) -> None:
-    """Have the agent look at directories in which an image has appeared, has changed, or no longer exists.
+    """Have the agent look at directories in which an image has appeared, changed or disappeared.
 
     Where no agent runs, its next start finds them. One that refuses is a warning: the image itself is there.
     """

@@ -1,4 +1,4 @@
-"""`kybernate wake` and `sleep`: a container that works, or one that uses no GPU, whatever it is in now."""
+"""`kybernate wake` and `sleep`: a container that is active, or one that uses no GPU, whatever its state is now."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RoomTimeout = Annotated[
 
 
 Deadline = Annotated[
-    float, typer.Option("--deadline", min=0, metavar="SECONDS", help="Give up after so long; needs the agent.")
+    float, typer.Option("--deadline", min=0, metavar="SECONDS", help="Give up after this time; needs the agent.")
 ]
 
 

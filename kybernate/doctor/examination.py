@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from kybernate.agent.settings import DEFAULT_PATH, Settings
-from kybernate.doctor import agent, cluster, registry, seats, store, tiers
-from kybernate.node import health
+from kybernate.doctor import agent, cluster, registry, seats, store
+from kybernate.node import health, room
 from kybernate.node.finding import HealthFinding, looked
+from kybernate.node.room import Room, room_of
 from kybernate_shim.config import Config, ConfigInvalid
 
 Look = Callable[[], Iterator[HealthFinding]]
@@ -25,7 +26,7 @@ def examine(*, fix: bool = False) -> list[HealthFinding]:
     except ConfigInvalid as error:
         return [*found, *_unusable(error)]
     looks: tuple[tuple[str, Look], ...] = (
-        ("tiers", lambda: tiers.findings(tiers.gather(config, settings))),
+        ("tiers", lambda: room.findings(_rooms(config, settings))),
         ("agent", lambda: agent.findings(agent.gather(settings))),
         ("store", lambda: store.findings(store.gather(settings.store, agent.pid_of_service()))),
         ("registry", lambda: registry.findings(registry.gather(settings.registry))),
@@ -35,6 +36,15 @@ def examine(*, fix: bool = False) -> list[HealthFinding]:
     for subject, look in looks:
         found += looked(subject, partial(_settled, look))
     return found
+
+
+def _rooms(config: Config, settings: Settings) -> list[Room]:
+    """Look at the directories of tiers and operations: their room, and whether they can be written to."""
+    places = [("tier disk", config.checkpoint_root), ("work directory", config.work_root)]
+    if config.memory_root is not None:
+        places.insert(0, ("tier ram", config.memory_root))
+    places.append(("agent's state", settings.state_directory))
+    return [room_of(name, path) for name, path in places]
 
 
 def _settled(look: Look) -> Iterator[HealthFinding]:

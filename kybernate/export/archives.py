@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from kybernate.export.errors import ArtefactOdd
+from kybernate.export.documents import ArtefactInvalid
 from kybernate.export.tar_stream import Member, members
 from kybernate.node.failure import Failure
 from kybernate.node.reading import OnProgress
@@ -63,7 +63,7 @@ def manifest_in(archive: Path) -> tuple[Manifest, bytes]:
                     content = file.read(member.size)
                     return decode(content), content
                 file.seek(member.size, os.SEEK_CUR)
-    except (OSError, ArtefactOdd, ManifestInvalid) as error:
+    except (OSError, ArtefactInvalid, ManifestInvalid) as error:
         raise Failure(
             f"{archive} cannot be read: {error}", state="nothing was imported", advice=ARCHIVE_ODD_ADVICE
         ) from error
@@ -84,29 +84,29 @@ def unpack(archive: Path, directory: Path, progress: OnProgress = lambda done, t
                 if member.is_directory and member.name in ("", "."):
                     continue
                 if member.is_directory or not is_flat(member.name):
-                    raise ArtefactOdd(f"{member.name!r} is no plain file of an image")
+                    raise ArtefactInvalid(f"{member.name!r} is not a plain file of an image")
                 if member.name.endswith(LOGS):
                     file.seek(member.size, os.SEEK_CUR)
                 else:
                     _unpack_member(file, member, directory / member.name, lambda done: progress(done, total))
-    except (ArtefactOdd, FileExistsError) as error:
+    except (ArtefactInvalid, FileExistsError) as error:
         raise Failure(
             f"{archive} cannot be unpacked: {error}", state="nothing was imported", advice=ARCHIVE_ODD_ADVICE
         ) from error
 
 
 def _members(file: IO[bytes]) -> Iterator[Member]:
-    """Yield the members of an archive, of which no header is believed. Raises ArtefactOdd."""
+    """Yield the members of an archive, of which no header is believed. Raises ArtefactInvalid."""
 
     def read(size: int) -> bytes:
         found = file.read(size)
         if found and len(found) < size:
-            raise ArtefactOdd("it ends in the middle of a member")
+            raise ArtefactInvalid("it ends in the middle of a member")
         return found
 
     for number, member in enumerate(members(read)):
         if number > MOST_FILES:
-            raise ArtefactOdd(f"more than {MOST_FILES} files")
+            raise ArtefactInvalid(f"more than {MOST_FILES} files")
         yield member
 
 
@@ -116,7 +116,7 @@ def _unpack_member(file: IO[bytes], member: Member, path: Path, progress: Callab
         while left:
             piece = file.read(min(CHUNK, left))
             if not piece:
-                raise ArtefactOdd(f"it ends in the middle of {member.name}")
+                raise ArtefactInvalid(f"it ends in the middle of {member.name}")
             out.write(piece)
             left -= len(piece)
             progress(file.tell())

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from kybernate.export.cri_documents import image_ref, name_of
-from kybernate.export.errors import ArtefactOdd
+from kybernate.node.failure import Failure
 from kybernate_shim import bounded_json
 from kybernate_shim.checkpoint.image.manifest import Manifest
 from kybernate_shim.checkpoint.image.store import Image
@@ -32,6 +32,12 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 MOST_DOCUMENT = 4 << 20  # bytes of a manifest or an index, as registries have it
 MOST_LAYERS = 1000
 MOST_BLOB = 1 << 50
+
+
+class ArtefactInvalid(Failure):
+    """What was read is not a checkpoint image that an export has written, or it was changed in transit."""
+
+    advice = "nothing of it was kept; push or export the image again where it is whole"
 
 
 @dataclass(frozen=True)
@@ -134,19 +140,19 @@ class ReadManifest:
 
 
 def read_manifest(content: bytes) -> ReadManifest:
-    """Read the manifest of an exported checkpoint. Raises ArtefactOdd."""
+    """Read the manifest of an exported checkpoint. Raises ArtefactInvalid."""
     document = _document(content)
     notes = document.get("annotations") or {}
     if not isinstance(notes, dict) or f"{OURS}manifest" not in notes:
-        raise ArtefactOdd("it is an image, but not a checkpoint that `kybernate push` or `export` has written")
+        raise ArtefactInvalid("it is an image, but not a checkpoint that `kybernate push` or `export` has written")
     layers = document.get("layers")
     if not isinstance(layers, list) or not 0 < len(layers) <= MOST_LAYERS:
-        raise ArtefactOdd("its manifest lists no layers, or too many")
+        raise ArtefactInvalid("its manifest lists no layers, or too many")
     return ReadManifest(tuple(map(_descriptor, layers)), {str(key): str(value) for key, value in notes.items()})
 
 
 def chosen(content: bytes, name: str = "") -> Descriptor | None:
-    """Return the checkpoint's manifest of an index, None where `content` is no index. Raises ArtefactOdd.
+    """Return the checkpoint's manifest of an index, None where `content` is no index. Raises ArtefactInvalid.
 
     `name` is needed where the index has several.
     """
@@ -155,12 +161,12 @@ def chosen(content: bytes, name: str = "") -> Descriptor | None:
         return None
     listed = document["manifests"]
     if not isinstance(listed, list) or len(listed) > MOST_LAYERS:
-        raise ArtefactOdd("its index cannot be read")
+        raise ArtefactInvalid("its index cannot be read")
     found = [one for one in map(_descriptor, listed) if one.media_type == MANIFEST]
     if name:
         found = [one for one in found if name in _names(one)]
     if len(found) != 1:
-        raise ArtefactOdd(f"its index has {len(found)} images{f' of the name {name}' if name else ''}, and not one")
+        raise ArtefactInvalid(f"its index has {len(found)} images{f' of the name {name}' if name else ''}, and not one")
     return found[0]
 
 
@@ -174,9 +180,9 @@ def _document(content: bytes) -> dict[str, Any]:
     try:
         document = bounded_json.parse(content)
     except ValueError as error:
-        raise ArtefactOdd("its manifest is not JSON") from error
+        raise ArtefactInvalid("its manifest is not JSON") from error
     if not isinstance(document, dict):
-        raise ArtefactOdd("its manifest is not an OCI document")
+        raise ArtefactInvalid("its manifest is not an OCI document")
     return document
 
 
@@ -184,8 +190,8 @@ def _descriptor(one: Any) -> Descriptor:
     fields = one if isinstance(one, dict) else {}
     media, digest, size, notes = (fields.get(key) for key in ("mediaType", "digest", "size", "annotations"))
     if not (isinstance(media, str) and isinstance(digest, str) and DIGEST.fullmatch(digest)):
-        raise ArtefactOdd("its manifest has a blob without a type or a SHA-256 digest")
+        raise ArtefactInvalid("its manifest has a blob without a type or a SHA-256 digest")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_BLOB:
-        raise ArtefactOdd(f"its manifest has a blob of {size} bytes")
+        raise ArtefactInvalid(f"its manifest has a blob of {size} bytes")
     notes = notes if isinstance(notes, dict) else {}
     return Descriptor(media, digest, size, {str(key): str(value) for key, value in notes.items()})

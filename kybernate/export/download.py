@@ -12,8 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 
-from kybernate.export.documents import Descriptor
-from kybernate.export.errors import ArtefactOdd
+from kybernate.export.documents import ArtefactInvalid, Descriptor
 from kybernate.export.registry_client import ATTEMPTS, ImageRegistryClient, refusal
 from kybernate.node.failure import Unavailable
 
@@ -86,7 +85,7 @@ def _append(client: ImageRegistryClient, descriptor: Descriptor, start: int, siz
         for piece in client.pieces(response):
             found += piece
             if len(found) > size:
-                raise ArtefactOdd(f"blob {descriptor.digest}: more bytes than were requested")
+                raise ArtefactInvalid(f"blob {descriptor.digest}: more bytes than were requested")
     return True
 
 

@@ -18,7 +18,7 @@ import httpx
 
 from kybernate.node.failure import Failure
 
-MOST_ANSWER: Final = 1 << 20  # bytes of an answer that is no manifest and no blob
+MOST_ANSWER: Final = 1 << 20  # bytes of an answer that is neither a manifest nor a blob
 ANSWER_SECONDS: Final = 60.0  # in which it comes
 CONTENT: Final = "kybernate.content"  # extension of a request whose answer is read within limits of its reader
 WHOLE: Final = (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from kybernate.export.errors import ArtefactOdd
+from kybernate.export.documents import ArtefactInvalid
 from kybernate.export.layer_record import LayerRecord
 from kybernate.export.sources import Source
 from kybernate.export.unpack import Unpacking
@@ -55,7 +55,7 @@ class Fetching:
     def fill(self, source: Source, progress: OnProgress = lambda done, total: None) -> Fetched:
         """Fetch an image, of which nothing is trusted yet: its files are those of its manifest, by name and size.
 
-        Raises ArtefactOdd, Failure, and what the source raises.
+        Raises ArtefactInvalid, Failure, and what the source raises.
         """
         done = 0
 
@@ -73,7 +73,7 @@ class Fetching:
         except (OSError, NoRoom) as error:
             raise Failure(f"the image cannot be stored: {error}", state=NOTHING) from error
         except CheckpointInvalid as error:
-            raise ArtefactOdd(str(error)) from error
+            raise ArtefactInvalid(str(error)) from error
         return Fetched(image, origin.name if IMAGE_NAME.fullmatch(origin.name) else "", origin.digest)
 
 

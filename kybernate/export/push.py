@@ -45,7 +45,7 @@ def push(
     """Push the image and return the reference with its digest.
 
     Raises Failure, also where a file is not as the manifest lists it, Unavailable, and what `progress` raises. The
-    reference then names what it named before.
+    reference then refers to what it did before.
     """
     layers = layers_of(image)
     count = _Count(2 * sum(layer.bytes for layer in layers), progress)

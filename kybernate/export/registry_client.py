@@ -23,8 +23,7 @@ import httpx
 from kybernate.export.answers import document_of
 from kybernate.export.challenge import RegistryAuth
 from kybernate.export.credentials import Credentials
-from kybernate.export.documents import DIGEST, INDEX, MANIFEST, MOST_DOCUMENT, Descriptor
-from kybernate.export.errors import ArtefactOdd
+from kybernate.export.documents import DIGEST, INDEX, MANIFEST, MOST_DOCUMENT, ArtefactInvalid, Descriptor
 from kybernate.export.guard import ANSWER_SECONDS, CONTENT, Guard
 from kybernate.export.reference import Reference
 from kybernate.node.failure import Failure, Unavailable
@@ -98,18 +97,18 @@ class ImageRegistryClient:
             content = self._document(response)
         digest = f"sha256:{sha256(content).hexdigest()}"
         if DIGEST.fullmatch(target) and target != digest:
-            raise ArtefactOdd(f"manifest {target} was changed: its digest is {digest}")
+            raise ArtefactInvalid(f"manifest {target} was changed: its digest is {digest}")
         return content, digest
 
     def _document(self, response: httpx.Response) -> bytes:
-        """Return the body of a manifest, as it is: none was asked to be compressed. Raises ArtefactOdd."""
+        """Return the body of a manifest, as it is: none was asked to be compressed. Raises ArtefactInvalid."""
         if encoding := response.headers.get("content-encoding", "identity").strip().lower().removeprefix("identity"):
-            raise ArtefactOdd(f"{self.reference.host} gives a compressed manifest ({encoding[:60]!a})")
+            raise ArtefactInvalid(f"{self.reference.host} gives a compressed manifest ({encoding[:60]!a})")
         content = bytearray()
         for piece in self.pieces(response):
             content += piece
             if len(content) > MOST_DOCUMENT:
-                raise ArtefactOdd(f"a manifest of more than {MOST_DOCUMENT} bytes")
+                raise ArtefactInvalid(f"a manifest of more than {MOST_DOCUMENT} bytes")
         return bytes(content)
 
     def put_manifest(self, content: bytes, media_type: str, target: str) -> None:

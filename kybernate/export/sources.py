@@ -15,10 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Protocol
 
-from kybernate.export.documents import LAYER, MOST_DOCUMENT, TITLE, Descriptor, chosen, read_manifest
+from kybernate.export.documents import LAYER, MOST_DOCUMENT, TITLE, ArtefactInvalid, Descriptor, chosen, read_manifest
 from kybernate.export.download import blob
 from kybernate.export.entries import FOLDER
-from kybernate.export.errors import ArtefactOdd
 from kybernate.export.registry_client import ImageRegistryClient
 from kybernate.export.tar_stream import BLOCK, END, header, members
 from kybernate.export.unpack import Unpacking, decompressed, verified
@@ -46,7 +45,7 @@ class Source(Protocol):
     """Gives the layers of one image."""
 
     def fill(self, unpacking: Unpacking) -> Origin:
-        """Unpack the image. Raises ArtefactOdd, NoRoom, OSError, and what an image registry raises."""
+        """Unpack the image. Raises ArtefactInvalid, NoRoom, OSError, and what an image registry raises."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Files(Protocol):
     """The files of a layout."""
 
     def opened(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file. Raises ArtefactOdd where there is none."""
+        """Yield the bytes of a file. Raises ArtefactInvalid where there is none."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class LayoutSource:
         """See Source."""
         found = chosen(_small(self.files.opened("index.json")))
         if found is None:
-            raise ArtefactOdd("the layout has no index")
+            raise ArtefactInvalid("the layout has no index")
         content = _small(verified(self._blob(found), found))
         return _filled(unpacking, content, found.digest, self._blob)
 
@@ -105,13 +104,13 @@ class TarFiles:
 
     def opened(self, name: str) -> Iterator[bytes]:
         if name not in self.members:
-            raise ArtefactOdd(f"{self.path} has no {name}")
+            raise ArtefactInvalid(f"{self.path} has no {name}")
         start, left = self.members[name]
         self.stream.seek(start)
         while left:
             piece = self.stream.read(min(PIECE, left))
             if not piece:
-                raise ArtefactOdd(f"{self.path} ends in the middle of {name}")
+                raise ArtefactInvalid(f"{self.path} ends in the middle of {name}")
             left -= len(piece)
             yield piece
 
@@ -149,7 +148,7 @@ class ArchiveSource:
 
     def _require_image(self) -> None:
         if MANIFEST not in self.files.members:
-            raise ArtefactOdd(
+            raise ArtefactInvalid(
                 f"{self.files.path} has no {MANIFEST}: it is not an archive of a container of Kybernate's handler,"
                 " and not an export"
             )
@@ -166,7 +165,7 @@ def _unpacked_diff(pieces: Iterator[bytes]) -> Iterator[bytes]:
 def exported(path: Path) -> Iterator[Source]:
     """Give the export at `path`: a layout's directory, a layout's tar file, or an archive.
 
-    Raises ArtefactOdd and OSError.
+    Raises ArtefactInvalid and OSError.
     """
     if path.is_dir():
         yield LayoutSource(_Directory(path))
@@ -187,24 +186,24 @@ class _Directory:
                 while piece := stream.read(PIECE):
                     yield piece
         except OSError as error:
-            raise ArtefactOdd(f"{self.path / name} cannot be read: {error.strerror}") from error
+            raise ArtefactInvalid(f"{self.path / name} cannot be read: {error.strerror}") from error
 
 
 def _members(stream: IO[bytes]) -> dict[str, tuple[int, int]]:
-    """Return where each plain file of a tar begins, and its size; none of them is read. Raises ArtefactOdd."""
+    """Return where each plain file of a tar begins, and its size; none of them is read. Raises ArtefactInvalid."""
     found: dict[str, tuple[int, int]] = {}
     for member in members(stream.read):
         found[member.name] = (stream.tell(), member.size)
         stream.seek(member.size, os.SEEK_CUR)
         if len(found) > MOST_MEMBERS:
-            raise ArtefactOdd(f"it has more than {MOST_MEMBERS} files")
+            raise ArtefactInvalid(f"it has more than {MOST_MEMBERS} files")
     return found
 
 
 def _require_name(name: str) -> None:
     """Names come from digests that were compared with a pattern; this is what makes them safe as paths."""
     if name != "index.json" and not BLOB.fullmatch(name):
-        raise ArtefactOdd(f"{name!r} is not a file of a layout")
+        raise ArtefactInvalid(f"{name!r} is not a file of a layout")
 
 
 def _small(pieces: Iterator[bytes]) -> bytes:
@@ -212,5 +211,5 @@ def _small(pieces: Iterator[bytes]) -> bytes:
     for piece in pieces:
         found += piece
         if len(found) > MOST_DOCUMENT:
-            raise ArtefactOdd(f"a manifest of more than {MOST_DOCUMENT} bytes")
+            raise ArtefactInvalid(f"a manifest of more than {MOST_DOCUMENT} bytes")
     return bytes(found)

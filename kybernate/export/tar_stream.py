@@ -11,8 +11,8 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from kybernate.export.documents import ArtefactInvalid
 from kybernate.export.entries import Entry
-from kybernate.export.errors import ArtefactOdd
 from kybernate_shim.linux.private_files import DIRECTORY_MODE, FILE_MODE
 
 BLOCK = tarfile.BLOCKSIZE
@@ -65,7 +65,7 @@ class Member:
 def members(read: Read) -> Iterator[Member]:
     """Yield the members of the archive that `read` gives exactly as many bytes of as it is called for, "" at its end.
 
-    After a file, the caller reads its content with `read`, and `members` the padding. Raises ArtefactOdd.
+    After a file, the caller reads its content with `read`, and `members` the padding. Raises ArtefactInvalid.
     """
     extended: dict[str, str] = {}
     left = MOST_EXTENDED_BYTES
@@ -75,7 +75,7 @@ def members(read: Read) -> Iterator[Member]:
             content = _content(info, read)
             left -= BLOCK + len(content)
             if left < 0:
-                raise ArtefactOdd(f"more than {MOST_EXTENDED_BYTES} bytes of extended headers")
+                raise ArtefactInvalid(f"more than {MOST_EXTENDED_BYTES} bytes of extended headers")
             extended = _records(content) if info.type in EXTENDED else extended
             continue
         member = _member(info, extended)
@@ -88,7 +88,7 @@ def _header(block: bytes) -> tarfile.TarInfo:
     try:
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except (tarfile.HeaderError, ValueError) as error:
-        raise ArtefactOdd(f"not a tar archive: {error}") from error
+        raise ArtefactInvalid(f"not a tar archive: {error}") from error
 
 
 def _member(info: tarfile.TarInfo, extended: dict[str, str]) -> Member:
@@ -97,15 +97,15 @@ def _member(info: tarfile.TarInfo, extended: dict[str, str]) -> Member:
     if info.type == tarfile.DIRTYPE:
         return Member(name, 0, is_directory=True)
     if info.type not in FILES or any(key.startswith("GNU.sparse") for key in extended):
-        raise ArtefactOdd(f"{name!r} is neither a plain file nor a directory")
+        raise ArtefactInvalid(f"{name!r} is neither a plain file nor a directory")
     if not (size.isascii() and size.isdigit() and len(size) < 18):
-        raise ArtefactOdd(f"{name!r} has the size {size[:40]!r}")
+        raise ArtefactInvalid(f"{name!r} has the size {size[:40]!r}")
     return Member(name, int(size), is_directory=False)
 
 
 def _content(info: tarfile.TarInfo, read: Read) -> bytes:
     if not 0 <= info.size <= MOST_EXTENDED:
-        raise ArtefactOdd(f"an extended header of {info.size} bytes, at most {MOST_EXTENDED} are accepted")
+        raise ArtefactInvalid(f"an extended header of {info.size} bytes, at most {MOST_EXTENDED} are accepted")
     return read(info.size + -info.size % BLOCK)[: info.size]
 
 
@@ -118,10 +118,10 @@ def _records(content: bytes) -> dict[str, str]:
         length = int(digits) if digits.isdigit() else 0
         end = begin + length
         if not len(digits) + 2 < length or end > len(content) or content[begin + len(digits)] != SPACE:
-            raise ArtefactOdd("an extended header that cannot be read")
+            raise ArtefactInvalid("an extended header that cannot be read")
         key, _, value = content[begin + len(digits) + 1 : end - 1].partition(b"=")
         records[key.decode(errors="surrogateescape")] = value.decode(errors="surrogateescape")
         if len(records) > MOST_RECORDS:
-            raise ArtefactOdd(f"an extended header of more than {MOST_RECORDS} records")
+            raise ArtefactInvalid(f"an extended header of more than {MOST_RECORDS} records")
         begin = end
     return records

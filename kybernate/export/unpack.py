@@ -15,9 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from kybernate.export.documents import LAYER, Descriptor
+from kybernate.export.documents import LAYER, ArtefactInvalid, Descriptor
 from kybernate.export.entries import FOLDER
-from kybernate.export.errors import ArtefactOdd
 from kybernate.export.layer_record import LayerRecord
 from kybernate.export.tar_stream import Member, members
 from kybernate.node.reading import StreamDigest
@@ -44,7 +43,7 @@ MOST_WINDOW = 128 << 20  # of zstd: what a reader of the field's layers accepts
 
 
 def verified(pieces: Iterable[bytes], descriptor: Descriptor) -> Iterator[bytes]:
-    """Yield a blob's bytes. Raises ArtefactOdd at its end, or before, unless it has the size and digest."""
+    """Yield a blob's bytes. Raises ArtefactInvalid at its end, or before, unless it has the size and digest."""
     digest, size = sha256(), 0
     for piece in pieces:
         size += len(piece)
@@ -53,13 +52,13 @@ def verified(pieces: Iterable[bytes], descriptor: Descriptor) -> Iterator[bytes]
         digest.update(piece)
         yield piece
     if size != descriptor.size:
-        raise ArtefactOdd(f"blob {descriptor.digest} has not the {descriptor.size} bytes that its manifest lists")
+        raise ArtefactInvalid(f"blob {descriptor.digest} has not the {descriptor.size} bytes that its manifest lists")
     if f"sha256:{digest.hexdigest()}" != descriptor.digest:
-        raise ArtefactOdd(f"blob {descriptor.digest} was changed: its digest is sha256:{digest.hexdigest()}")
+        raise ArtefactInvalid(f"blob {descriptor.digest} was changed: its digest is sha256:{digest.hexdigest()}")
 
 
 def decompressed(pieces: Iterable[bytes], media_type: str) -> Iterator[bytes]:
-    """Yield what a layer's bytes are before compression, in pieces of bounded size. Raises ArtefactOdd."""
+    """Yield what a layer's bytes are before compression, in pieces of bounded size. Raises ArtefactInvalid."""
     kind = media_type.removeprefix(LAYER)
     if kind == "":
         yield from pieces
@@ -68,7 +67,7 @@ def decompressed(pieces: Iterable[bytes], media_type: str) -> Iterator[bytes]:
     elif kind == "+zstd":
         yield from _unpacked(pieces)
     else:
-        raise ArtefactOdd(f"a layer has the type {media_type}")
+        raise ArtefactInvalid(f"a layer has the type {media_type}")
 
 
 def _unzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -80,9 +79,9 @@ def _unzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
                 piece = unpacker.unconsumed_tail
         yield unpacker.flush()
     except zlib.error as error:
-        raise ArtefactOdd(f"a layer cannot be decompressed: {error}") from error
+        raise ArtefactInvalid(f"a layer cannot be decompressed: {error}") from error
     if not unpacker.eof:
-        raise ArtefactOdd("a layer ends in the middle of its compression")
+        raise ArtefactInvalid("a layer ends in the middle of its compression")
 
 
 def _unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -94,7 +93,7 @@ def _unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
             while piece := stream.read(CHUNK):
                 yield piece
     except zstandard.ZstdError as error:
-        raise ArtefactOdd(f"a layer cannot be decompressed: {error}") from error
+        raise ArtefactInvalid(f"a layer cannot be decompressed: {error}") from error
 
 
 class _Pieces:
@@ -135,7 +134,7 @@ class Unpacking:
         return sum(file.size for file in self.manifest.stored_files) if self.manifest else 0
 
     def layer(self, pieces: Iterable[bytes], descriptor: Descriptor) -> None:
-        """Unpack a layer from its blob's bytes, unless it is there. Raises ArtefactOdd, NoRoom and OSError."""
+        """Unpack a layer from its blob's bytes, unless it is there. Raises ArtefactInvalid, NoRoom and OSError."""
         if self._is_there(descriptor.digest):
             return
         missing, had = dict(self._missing), self.manifest is not None
@@ -159,7 +158,7 @@ class Unpacking:
         return True
 
     def archive(self, pieces: Iterator[bytes]) -> None:
-        """Unpack an archive. Raises ArtefactOdd, NoRoom and OSError."""
+        """Unpack an archive. Raises ArtefactInvalid, NoRoom and OSError."""
         source = _Exactly(pieces, self._spend)
         for member in members(source.read):
             self._member(member, source)
@@ -168,11 +167,11 @@ class Unpacking:
     def add_rootfs_diff(self, pieces: Iterable[bytes]) -> None:
         """Make a layer of changed files one of the image's, as a checkpoint by `kybernate` has it.
 
-        No signature covers the manifest then. Raises ArtefactOdd, NoRoom and OSError.
+        No signature covers the manifest then. Raises ArtefactInvalid, NoRoom and OSError.
         """
         assert self.manifest is not None
         if self.manifest.encryption is not None:
-            raise ArtefactOdd(
+            raise ArtefactInvalid(
                 "the image is encrypted, and the container's changed files, which CRI has saved, lie next to it as"
                 " plain files: checkpoint the container by `kybernate checkpoint`"
             )
@@ -190,11 +189,11 @@ class Unpacking:
         self._content = encode(self.manifest)
 
     def finish(self) -> None:
-        """Make the directory an image: its manifest is written last. Raises ArtefactOdd where files are missing."""
+        """Make the directory an image: its manifest is written last. Raises ArtefactInvalid where files are missing."""
         if self.manifest is None:
-            raise ArtefactOdd(f"it has no {FOLDER}/{NAME}")
+            raise ArtefactInvalid(f"it has no {FOLDER}/{NAME}")
         if self._missing:
-            raise ArtefactOdd(
+            raise ArtefactInvalid(
                 f"{len(self._missing)} files of its manifest are missing, {min(self._missing)} among them"
             )
         for file in self.manifest.stored_files:
@@ -214,13 +213,13 @@ class Unpacking:
         elif self._missing.pop(name, None) == member.size and not member.is_directory:
             self._write(name, member.size, source)
         else:
-            raise ArtefactOdd(f"{member.name!r} is not listed in the image's manifest, which comes first")
+            raise ArtefactInvalid(f"{member.name!r} is not listed in the image's manifest, which comes first")
 
     def _take(self, content: bytes) -> None:
         try:
             self.manifest = decode(content)
         except ManifestInvalid as error:
-            raise ArtefactOdd(f"{NAME}: {error}") from error
+            raise ArtefactInvalid(f"{NAME}: {error}") from error
         total = sum(file.size for file in self.manifest.stored_files)
         require_space(self._directory, total, what="image")
         self._content = content
@@ -246,7 +245,7 @@ class Unpacking:
     def _spend(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
-            raise ArtefactOdd("its layers hold more than its manifest lists")
+            raise ArtefactInvalid("its layers hold more than its manifest lists")
 
 
 class _Exactly:
@@ -256,25 +255,25 @@ class _Exactly:
         self._pieces, self._spend, self._rest = pieces, spend, memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """Return `size` bytes, or none at the end. Raises ArtefactOdd for some of them."""
+        """Return `size` bytes, or none at the end. Raises ArtefactInvalid for some of them."""
         found = bytearray()
         while len(found) < size and self._fill():
             part = self._rest[: size - len(found)]
             found += part
             self._rest = self._rest[len(part) :]
         if found and len(found) < size:
-            raise ArtefactOdd(ENDS)
+            raise ArtefactInvalid(ENDS)
         return bytes(found)
 
     def take(self, size: int) -> bytes:
-        """Return `size` bytes. Raises ArtefactOdd where there are fewer."""
+        """Return `size` bytes. Raises ArtefactInvalid where there are fewer."""
         found = self.read(size)
         if len(found) < size:
-            raise ArtefactOdd(ENDS)
+            raise ArtefactInvalid(ENDS)
         return found
 
     def skip(self, size: int) -> None:
-        """Leave out `size` bytes. Raises ArtefactOdd where there are fewer."""
+        """Leave out `size` bytes. Raises ArtefactInvalid where there are fewer."""
         while size:
             size -= len(self.take(min(size, CHUNK)))
 

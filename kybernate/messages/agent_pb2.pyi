@@ -680,7 +680,7 @@ class ListOperationsResponse(_message.Message):
     def __init__(self, operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("id", "verb", "state", "container", "container_title", "namespace", "other_container", "image", "idempotency_key", "labels", "requester", "created", "started", "ended", "deadline", "steps", "progress", "result", "error", "notes", "revision")
+    __slots__ = ("id", "verb", "state", "container", "container_title", "namespace", "other_container", "image", "idempotency_key", "labels", "requester", "created", "started", "ended", "deadline", "steps", "progress", "result", "error", "notes", "revision", "other_container_title")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -709,6 +709,7 @@ class Operation(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    OTHER_CONTAINER_TITLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     verb: str
     state: OperationState
@@ -730,7 +731,8 @@ class Operation(_message.Message):
     error: Error
     notes: _containers.RepeatedScalarFieldContainer[str]
     revision: int
-    def __init__(self, id: _Optional[str] = ..., verb: _Optional[str] = ..., state: _Optional[_Union[OperationState, str]] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., namespace: _Optional[str] = ..., other_container: _Optional[str] = ..., image: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., requester: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ...) -> None: ...
+    other_container_title: str
+    def __init__(self, id: _Optional[str] = ..., verb: _Optional[str] = ..., state: _Optional[_Union[OperationState, str]] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., namespace: _Optional[str] = ..., other_container: _Optional[str] = ..., image: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., requester: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ..., other_container_title: _Optional[str] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("name", "seconds", "bytes", "spared_bytes")
@@ -761,7 +763,7 @@ class Progress(_message.Message):
     def __init__(self, step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("path", "image_id", "manifest_digest", "bytes", "frozen_ms", "vram_bytes", "arena_bytes", "arena_reasons", "pid", "source")
+    __slots__ = ("path", "image_id", "manifest_digest", "bytes", "frozen_ms", "vram_bytes", "arena_bytes", "arena_reasons", "pid", "source", "left_vram_bytes", "left_spared_bytes")
     PATH_FIELD_NUMBER: _ClassVar[int]
     IMAGE_ID_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -772,6 +774,8 @@ class Result(_message.Message):
     ARENA_REASONS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_VRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     path: str
     image_id: str
     manifest_digest: str
@@ -782,7 +786,9 @@ class Result(_message.Message):
     arena_reasons: _containers.RepeatedScalarFieldContainer[str]
     pid: int
     source: str
-    def __init__(self, path: _Optional[str] = ..., image_id: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., bytes: _Optional[int] = ..., frozen_ms: _Optional[int] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena_reasons: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    left_vram_bytes: int
+    left_spared_bytes: int
+    def __init__(self, path: _Optional[str] = ..., image_id: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., bytes: _Optional[int] = ..., frozen_ms: _Optional[int] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena_reasons: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., source: _Optional[str] = ..., left_vram_bytes: _Optional[int] = ..., left_spared_bytes: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("type", "message", "state", "advice")

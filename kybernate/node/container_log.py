@@ -178,7 +178,7 @@ def _start_of(descriptor: int, count: int) -> int:
 
 
 def _newest(path: Path) -> Path:
-    """Return the file of the newest start in the directory of `path`, or `path` itself if its name is no number."""
+    """Return the file of the newest start in the directory of `path`, or `path` itself if its name is not a number."""
     if not _is_number(path):
         return path
     try:

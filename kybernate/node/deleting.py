@@ -36,7 +36,9 @@ def delete(image: Path, name: str) -> None:
             shutil.rmtree(trash)
             sync(image.parent)
     except OSError as error:
-        state = "it is no image any more, but not all of its files are removed" if trash.exists() else "it is as it was"
+        state = (
+            "it is no longer an image, but not all of its files are removed" if trash.exists() else "it is as it was"
+        )
         raise Failure(f"{image} cannot be deleted: {error}", state=state) from error
 
 

@@ -23,7 +23,13 @@ from kybernate_shim.checkpoint.image.copies import root_of
 from kybernate_shim.checkpoint.image.locate import NAME as IMAGE_NAME
 from kybernate_shim.checkpoint.image.locate import namespace_root
 from kybernate_shim.checkpoint.image.manifest import NAME as IMAGE
-from kybernate_shim.checkpoint.image.store import CheckpointInvalid, CheckpointNotFound, Image, read_image
+from kybernate_shim.checkpoint.image.store import (
+    CheckpointInvalid,
+    CheckpointNotFound,
+    Image,
+    read_for_restore,
+    read_image,
+)
 from kybernate_shim.config import Config
 
 ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -74,14 +80,16 @@ def nearest(image: Path) -> Path:
     return root_of(name, config) / name
 
 
-def open_image(name: str, *, near: bool = False) -> Image:
+def open_image(name: str, *, near: bool = False, arriving: bool = False) -> Image:
     """Return the checkpoint image that `name` means, all of whose files are there. Raises Failure.
 
-    With `near`, it is the copy in memory where there is one.
+    With `near`, it is the copy in memory where there is one; with `arriving`, for a restore alone, files with VRAM may
+    still be arriving.
     """
     place = locate(name)
+    read = read_for_restore if arriving else read_image
     try:
-        return read_image(nearest(place) if near else place)
+        return read(nearest(place) if near else place)
     except CheckpointNotFound as error:
         raise unfound(name, error) from error
     except CheckpointInvalid as error:
@@ -96,7 +104,7 @@ def unusable(error: CheckpointInvalid) -> Failure:
 
 
 def unfound(name: str, error: CheckpointNotFound) -> NoImage:
-    """Say that there is no image, and where it was looked for."""
+    """Say that there is no image, and where it was searched for."""
     here = "/" not in name and os.path.isdir(name)  # noqa: PTH112  # no word is too long for it
     return NoImage(f"no checkpoint image: {error}", advice=f"did you mean ./{name}?" if here else "")
 

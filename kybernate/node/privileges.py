@@ -19,6 +19,8 @@ OWN_NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 HOOK_STAGES = (*EARLY_HOOKS, "startContainer", "poststart", "poststop")
 POWERFUL = ("CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_PTRACE", "CAP_SYS_RAWIO", "CAP_NET_ADMIN", "CAP_BPF",
             "CAP_DAC_READ_SEARCH", "CAP_SYS_BOOT", "CAP_MAC_ADMIN")  # fmt: skip
+SHOWN = 12  # items of a list in a message
+NOTHING = "none"
 CAPABILITY_SETS = ("bounding", "effective", "permitted", "inheritable", "ambient")
 
 
@@ -56,6 +58,33 @@ def privileges_of(document: Mapping[str, Any], manifest: Manifest) -> SpecPrivil
         return _privileges(Spec(document), manifest)
     except (AttributeError, TypeError, ValueError) as error:
         raise Invalid(f"the configuration of the container is not one of OCI: {error}") from error
+
+
+def requests_of(asks: SpecPrivileges) -> dict[str, str]:
+    """Return what the configuration asks for, each in one line."""
+    return {
+        "user": asks.user,
+        "capabilities": _listed(asks.capabilities),
+        "no_new_privs": "yes" if asks.no_new_privs else "no",
+        "seccomp": asks.seccomp or NOTHING,
+        "AppArmor or SELinux": asks.confinement or NOTHING,
+        "devices": _listed(asks.devices),
+        **({"unusual": "; ".join(asks.warnings)} if asks.warnings else {}),
+    }
+
+
+def in_lines(asks: SpecPrivileges) -> list[str]:
+    """Return the same for a message, with the paths of the node."""
+    lines = [f"  {name}: {value}" for name, value in requests_of(asks).items()]
+    lines += [f"  mount of the node: {mount.source} at {mount.destination}" for mount in asks.mounts[:SHOWN]]
+    if len(asks.mounts) > SHOWN:
+        lines.append(f"  … and {len(asks.mounts) - SHOWN} more mounts")
+    return lines
+
+
+def _listed(items: tuple[str, ...]) -> str:
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return f"{', '.join(items[:SHOWN])}{more}" if items else NOTHING
 
 
 def process_rows(manifest: Manifest) -> list[tuple[str, ...]]:

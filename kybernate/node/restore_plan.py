@@ -13,7 +13,8 @@ from kybernate.node import restore as restoring
 from kybernate.node.ahead import files_ahead
 from kybernate.node.audited import audit, image_ref
 from kybernate.node.containerd import Containerd
-from kybernate.node.failure import Missing, Refused
+from kybernate.node.failure import Failure, Missing, Refused
+from kybernate.node.privileges import in_lines, privileges_of
 from kybernate.node.spec import for_restore, with_requester
 from kybernate.node.trusted import require_named, require_trusted
 from kybernate_shim.checkpoint.compat import FORCE
@@ -50,7 +51,7 @@ def namespace_for(source: Source, wish: RestoreWish) -> str:
 
 
 def trusted_spec(image: Image) -> dict[str, Any]:
-    """Return the saved spec of an image that may be restored. Raises Refused, Failure."""
+    """Return the saved spec of an image that may be restored. Raises Refused, with what the image asks for, Failure."""
     config = Config.load()
     if not config.pod_may_use(RESTORE_FROM):
         raise Refused(
@@ -64,8 +65,18 @@ def trusted_spec(image: Image) -> dict[str, Any]:
         require_named(image, spec, config)
     except Refused as error:
         audit("restore", "refused", image_ref(image.path, image.manifest, image.digest), config, reason=str(error))
+        error.args = ("\n".join([str(error), *_requests(image)]),)
         raise
     return spec
+
+
+def _requests(image: Image) -> list[str]:
+    """Return in a few lines what the image's configuration asks for; none where it cannot be read."""
+    try:
+        asks = privileges_of(restoring.saved_spec(image), image.manifest)
+    except Failure:
+        return []
+    return ["the image requests:", *in_lines(asks)]
 
 
 def plan_of(

@@ -201,7 +201,7 @@ def _disarm(spec: dict[str, Any], fixed: Callable[[str], bool]) -> None:
 
 def _is_nvidias(hook: Mapping[str, Any], fixed: Callable[[str], bool]) -> bool:
     path = str(hook.get("path") or "")
-    return os.path.basename(path) in GPU_HOOKS and fixed(path)  # noqa: PTH119  # a text that may be no path
+    return os.path.basename(path) in GPU_HOOKS and fixed(path)  # noqa: PTH119  # a text that may not be a path
 
 
 def _without_environment(hook: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def is_large(record: containers_pb2.Container) -> bool:
 def spec_of(record: containers_pb2.Container) -> Spec:
     """Return the record's OCI spec, an excerpt of a large one; an empty one where it is not JSON.
 
-    A sandbox of another kind has one that is no JSON.
+    A sandbox of another kind has one that is not JSON.
     """
     content = record.spec.value
     if not is_large(record):

@@ -95,7 +95,7 @@ class Artefacts:
             raise Failure(
                 f"{self._config.checkpoint_root}: there are too many directories to look at all of them",
                 state="nothing was changed",
-                advice="remove what are no images from below the roots",
+                advice="remove what is not an image from below the roots",
             )
         return found
 

@@ -68,7 +68,7 @@ def failure_of(title: str, name: str, error: Exception) -> Failure:
     from obstore import exceptions
 
     if MISSING_BUCKET in str(error):
-        return StoreUnreachable(f"{title}: the bucket does not exist", advice="make the bucket, or correct the URL")
+        return StoreUnreachable(f"{title}: the bucket does not exist", advice="create the bucket, or correct the URL")
     if UNKNOWN_KEY in str(error):
         return StoreDenied(f"{title}: {name}: {_short(error)}")
     if isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):

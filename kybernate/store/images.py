@@ -59,7 +59,7 @@ def require_same(known: Recipe, manifest: bytes) -> None:
             f"the store has image {known.id} with another manifest, under the name {known.name}: one of them is"
             " encrypted, or was changed",
             state="both are as they were",
-            advice="remove the one in the store before, or keep this one where it is",
+            advice="first remove the one in the store, or keep this one where it is",
         )
 
 

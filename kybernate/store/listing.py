@@ -1,4 +1,4 @@
-"""Lists that are whole: what a service leaves out of a list would be taken for gone, and lead to deletions.
+"""Complete lists: what a service leaves out of a list would be taken for gone, and lead to deletions.
 
 Services have been seen to cut a list after its first page and to call it whole, to repeat a page endlessly, and to list
 what was not asked for. So a list is compared with what is behind its last name, which another request asks for. That
@@ -40,7 +40,7 @@ async def whole_list(pages: Pages, prefix: str, *, ordered: bool = True) -> list
         if not lacking:
             return list(found.values())
         seen = lacking  # written during the list: the next one must have them
-    raise StoreInconsistent(f"the list of {prefix} was another one each of {ROUNDS} times")
+    raise StoreInconsistent(f"the list of {prefix} was different in each of {ROUNDS} attempts")
 
 
 async def _listed(pages: Pages, prefix: str, ordered: bool, *, after: str = "") -> dict[str, Stored]:

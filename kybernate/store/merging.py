@@ -1,7 +1,7 @@
 """Indexes are replaced: those that name packs that are gone, and many small ones by few.
 
-An index is a convenience: what it lacks is taken from the packs, and packs that it names too many are not relied on
-before they were listed. So replacements need no lock, and one that dies in the middle leaves both sides.
+An index is a convenience: what it lacks is taken from the packs, and packs that it names in excess are not relied on
+before they have been listed. So replacements need no lock, and one that dies in the middle leaves both sides.
 """
 
 from __future__ import annotations

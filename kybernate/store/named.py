@@ -43,7 +43,7 @@ async def named_recipe(store: ChunkStore, name: str) -> Recipe:
     found = meant(name, known, names)
     if not found:
         others = "".join(f"; {object!r} cannot be read: {why}" for object, why in sorted(broken.items()))
-        raise NoImage(f"the store has no image of the name {name!r}{others}", advice=NOT_IN_STORE_ADVICE)
+        raise NoImage(f"the store has no image named {name!r}{others}", advice=NOT_IN_STORE_ADVICE)
     if len(found) > 1:
         places = listed([f"{names(one).place}  {one.name}" for one in found])
         raise Ambiguous(

@@ -228,7 +228,7 @@ class RemoteObjects(WholeParts):
                     if self._singly is None or not refuses_bulk(error):
                         raise
                     self._store, self._singly = self._singly(), None
-                    self.lacks.add("it deletes one object by one request: collections take longer")
+                    self.lacks.add("it deletes one object per request: collections take longer")
                     await self._delete(paths)
 
     async def _delete(self, paths: Sequence[str]) -> None:

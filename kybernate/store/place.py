@@ -51,7 +51,7 @@ def open_store(place: StorePlace, index: Path | str = TEMPORARY) -> ChunkStore:
 
     scheme = urlsplit(place.url).scheme
     if scheme not in SCHEMES:
-        raise StoreInvalid(f"{place.url!r} is no place of a store", advice=f"use one of {', '.join(SCHEMES)}://…")
+        raise StoreInvalid(f"{place.url!r} is not the URL of a store", advice=f"use one of {', '.join(SCHEMES)}://…")
     ca = _certificates(place.ca) if place.ca else None
 
     def opened(**options: str) -> ObjectStore:

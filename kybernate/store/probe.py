@@ -34,7 +34,9 @@ async def _tried(objects: Objects, place: str, names: list[str], clock: Callable
     for name in names:
         await objects.create(name, CONTENT)
     if await objects.create(names[0], CONTENT):
-        said.append("it knows no conditional writes: of two `kybernate store init` at one moment, the later one counts")
+        said.append(
+            "it does not support conditional writes: of two parallel `kybernate store init`, the later one wins"
+        )
     one = await objects.head(names[0])
     if one.version:
         said.append(

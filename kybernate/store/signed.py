@@ -213,9 +213,9 @@ class _SignedPart:
             try:
                 count = self._answer.readinto(view[done:])
             except (OSError, http.client.HTTPException) as error:
-                raise PartBroken(f"{self._left - done} bytes did not come: {error}") from error
+                raise PartBroken(f"{self._left - done} bytes did not arrive: {error}") from error
             if not count:
-                raise PartBroken(f"{self._left - done} bytes did not come")
+                raise PartBroken(f"{self._left - done} bytes did not arrive")
             done += count
         self._left -= size
         return view

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
+from kybernate.node.stdio import TaskStreams
 from kybernate.verbs.errors import OperationUndone
 from kybernate.verbs.model import Operation, Report
 from kybernate.verbs.node import Node
@@ -22,18 +23,27 @@ ROOM = "room"  # the step in which an operation waits for room on GPUs
 LOOK_SECONDS = 0.1  # between two looks at whether the operation is to end
 
 T = TypeVar("T")
+Streams = Callable[[bool], TaskStreams]
 
 
 class Attempt:
     """Made in the event loop's thread. `seconds` are given to the shim as its own limit, 0: as configured.
 
-    `stop` is set when the operation is to end, `ended` when the attempt has.
+    `streams` makes the streams of a container that is restored, with or without a terminal; None: into its log. `stop`
+    is set when the operation is to end, `ended` when the attempt has.
     """
 
     def __init__(
-        self, operation: Operation, node: Node, heard: Heard, threads: Executor, *, seconds: float = 0
+        self,
+        operation: Operation,
+        node: Node,
+        heard: Heard,
+        threads: Executor,
+        *,
+        seconds: float = 0,
+        streams: Streams | None = None,
     ) -> None:
-        self.operation, self.node, self.seconds = operation, node, seconds
+        self.operation, self.node, self.seconds, self.streams = operation, node, seconds, streams
         self.stop = threading.Event()
         self.ended = asyncio.Event()
         self._heard = heard

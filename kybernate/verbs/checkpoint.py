@@ -63,7 +63,7 @@ class Checkpoint(OfShim):
         container = running(node, self.name, self.namespace)
         path = self.path or (f"{short_name(container)}-{id}" if id else "")
         if path and "/" not in path and not IMAGE_NAME.fullmatch(path):
-            raise Invalid(f"{path!r} is not the name of an image", state="no operation was begun")
+            raise Invalid(f"{path!r} is not the name of an image", state="no operation was started")
         place = new_place(container, absolute(path) if "/" in path else path)
         return with_place(of_containers(node, container), image=place, writes=place)
 

@@ -35,7 +35,7 @@ class Evidence:
 def judge(operation: Operation, found: Evidence) -> Observation:
     """Return what became of a checkpoint, a suspend or a resume.
 
-    The shim's word counts first, since it knows the operation by its id. Where there is none, a whole image proves that
+    What the shim says counts first: it knows the operation by its id. Where there is none, a whole image proves that
     a checkpoint succeeded: nothing was at its place when it was journalled.
     """
     status = found.status
@@ -48,7 +48,7 @@ def judge(operation: Operation, found: Evidence) -> Observation:
     if found.rebooted:
         error = Failure(
             f"the node was restarted during the {operation.verb}",
-            state="there is no whole image",
+            state="there is not a complete image",
             advice=NODE_REBOOTED_ADVICE,
         )
         return Observation(Seen.FAILED, "the node was restarted", fault=fault_of(error))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from kybernate.node.containerd import Containerd
-from kybernate.verbs.attempt import Attempt
+from kybernate.verbs.attempt import Attempt, Streams
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
 from kybernate.verbs.model import Operation, Report, State
 from kybernate.verbs.node import Node
@@ -24,12 +24,20 @@ def resolved(verb: Verb, address: str) -> Operation:
     return Operation("", meant, meant.resolve(node, ""), created=time.time(), state=State.RUNNING)
 
 
-def carried_out(operation: Operation, address: str, heard: Callable[[Report], None], seconds: float = 0) -> Operation:
+def carried_out(
+    operation: Operation,
+    address: str,
+    heard: Callable[[Report], None],
+    *,
+    seconds: float = 0,
+    streams: Streams | None = None,
+) -> Operation:
     """Carry an operation out, and return it with its result. `seconds` limits a checkpoint, 0: as configured.
 
-    Raises Failure. After KeyboardInterrupt, shims continue what they have begun.
+    `streams` are those of a container that is restored, None: into its log. Raises Failure. After KeyboardInterrupt,
+    shims continue what they have begun, and a container that was being restored is removed.
     """
-    return asyncio.run(_carried_out(operation, _node(address), heard, seconds))
+    return asyncio.run(_carried_out(operation, _node(address), heard, seconds, streams))
 
 
 def _node(address: str) -> Node:
@@ -38,11 +46,13 @@ def _node(address: str) -> Node:
         return Node(containerd.address)
 
 
-async def _carried_out(operation: Operation, node: Node, heard: Callable[[Report], None], seconds: float) -> Operation:
+async def _carried_out(
+    operation: Operation, node: Node, heard: Callable[[Report], None], seconds: float, streams: Streams | None
+) -> Operation:
     assert isinstance(operation.arguments, Verb)
     started = time.time()
     with ThreadPoolExecutor(1) as threads:
-        attempt = Attempt(operation, node, heard, threads, seconds=seconds)
+        attempt = Attempt(operation, node, heard, threads, seconds=seconds, streams=streams)
         try:
             result = await operation.arguments.execute(attempt)
         except (OperationUndone, OutcomeUnknown) as error:  # of interest to an engine alone: the cause is the fact

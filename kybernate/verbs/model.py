@@ -55,7 +55,7 @@ class Submission:
     """A request for an operation.
 
     `key` is the caller's idempotency key, unique within `scope`: "" for operators, and a container for its own
-    processes, whose keys are no affair of others. `seconds` is the time until the deadline, 0 for the configured one.
+    processes, whose keys do not concern others. `seconds` is the time until the deadline, 0 for the configured one.
     """
 
     arguments: Arguments
@@ -134,8 +134,10 @@ class Result:
     vram_bytes: int = 0
     arena_bytes: int = 0
     arena_reasons: tuple[str, ...] = ()
+    left_vram_bytes: int = 0  # of a swap: of the container that left
+    left_spared_bytes: int = 0  # of those, what needed no copy
     pid: int = 0
-    seconds: float = 0.0  # that a checkpoint took, as its shim says
+    seconds: float = 0.0  # that checkpoint, restore or swap took by themselves; 0: as the operation
     source: str = ""  # tier or store of a restore's image
     steps: tuple[Step, ...] = ()
 

@@ -19,14 +19,13 @@ from kybernate.node.containerd import Containerd, ContainerdUnreachable
 from kybernate.node.failure import Failure, NoImage, Refused
 from kybernate.node.lookup import ID_LENGTH, KnownContainer
 from kybernate.node.places import open_image
-from kybernate.node.restore import NotRestored, prepared, remove
+from kybernate.node.restore import ID_TAKEN_ADVICE, NotRestored, prepared, remove
 from kybernate.node.restore_plan import RUNTIME, SNAPSHOTTER, RestoreWish, namespace_for, plan_of, trusted_spec
 from kybernate.node.shim import WATCH_SECONDS, restore_of, shim_of
 from kybernate.node.stdio import into_log
 from kybernate.store.policy.model import Priority
 from kybernate.store.streaming import memory
 from kybernate.store.tiers.tier import Ref
-from kybernate.store.transfer import TransferProgress
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
 from kybernate.verbs.model import GPU, Observation, Operation, Result, Seen, Step, Target, steps_of
 from kybernate.verbs.node import Elsewhere, Node
@@ -38,7 +37,8 @@ from kybernate_shim.checkpoint.image.requested import OPERATION
 from kybernate_shim.checkpoint.image.store import Image, read_for_restore
 from kybernate_shim.messages import shim_pb2 as shim_wire
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # libraries of the extra `store`
+    from kybernate.store.transfer import TransferProgress
     from kybernate.verbs.attempt import Attempt
 
 NAME_LENGTH = 50  # of the source's name in that of a restored container: containerd allows 76 characters in all
@@ -105,7 +105,7 @@ class Restore(Verb):
             if (found := self._elsewhere(node)) is None:
                 raise
             return self._from_elsewhere(node, id, found)
-        image = open_image(str(path), near=True)
+        image = open_image(str(path), near=True, arriving=True)
         target = self._new_container(node, id, image.manifest.source)
         with Containerd(node.address) as containerd:
             plan_of(containerd, image, trusted_spec(image), self._wish(target.container))
@@ -188,10 +188,10 @@ class Restore(Verb):
         if self.from_store:
             raise NoImage(
                 f"the object store has no image {self.image}",
-                state="no operation was begun",
+                state="no operation was started",
                 advice="`kybernate store ls` lists what it has; `store.url` in agent.toml names the store",
             )
-        return image_here(node, self.image)
+        return image_here(node, self.image, arriving=True)
 
     def _elsewhere(self, node: Node) -> Elsewhere | None:
         """Return an image that is not on this node; a path is none."""
@@ -205,12 +205,15 @@ class Restore(Verb):
         return replace(target, image=found.ref.id, ref=ref, shares=(f"image {found.ref.id}",), copies=copies)
 
     def _new_container(self, node: Node, id: str, source: Source) -> Target:
-        """Return the target with the new container. Raises Refused."""
-        name = self.name or f"{_source_name(source)}-{id}"
+        """Return the target with the new container. Raises Refused.
+
+        A container without a name is called after its source and the operation, without an operation as its source.
+        """
+        name = self.name or (f"{_source_name(source)}-{id}" if id else source.container)
         namespace = namespace_for(source, self._wish(name))
         with Containerd(node.address) as containerd:
             if containerd.container(namespace, name) is not None:
-                raise Refused(f"container {name} exists in containerd's namespace {namespace}")
+                raise Refused(f"container {name} exists in containerd's namespace {namespace}", advice=ID_TAKEN_ADVICE)
         return Target(namespace=namespace, container=name, title=name, holds=(f"container {namespace}/{name}",))
 
     @asynccontextmanager
@@ -218,7 +221,7 @@ class Restore(Verb):
         """Yield the image once its restore may begin; the rest of one that is elsewhere arrives meanwhile."""
         target, arrivals = attempt.operation.target, attempt.node.arrivals
         if not target.ref:
-            yield _Here(lambda: open_image(target.image))
+            yield _Here(lambda: open_image(target.image, arriving=True))
             return
         assert arrivals is not None, "only an agent with tiers resolves it"
         receiving = _Receiving(attempt)
@@ -235,14 +238,18 @@ class Restore(Verb):
         image = opened()
         saved = trusted_spec(image)
         terminal = bool((saved.get("process") or {}).get("terminal"))
-        stdio = into_log(Path(self.log_path) if self.log_path else None, terminal=terminal)
+        log = Path(self.log_path) if self.log_path else None
+        stdio = attempt.streams(terminal) if attempt.streams else into_log(log, terminal=terminal)
         with Containerd(node.address) as containerd:
             plan = plan_of(containerd, image, saved, self._wish(operation.target.container, operation.id))
             attempt.step("prepare")
             with prepared(containerd, plan, stdio) as created:
                 asyncio.run(_require_ours(node, created.container))
                 attempt.step("start")
-                return created.start()
+                pid = created.start()
+                if not operation.id:  # an agent finds its own after a restart; a command that ends leaves none behind
+                    attempt.check()
+                return pid
 
     async def _wait(self, node: Node, operation: Operation) -> Result:
         """Wait for a restore that has been running since before a restart of the agent."""
@@ -307,7 +314,7 @@ async def _result(node: Node, operation: Operation, pid: int) -> Result:
     if found is None:
         return result
     ended = await restore_of(found, node.address)
-    return replace(result, source=ended.source, steps=steps_of(ended.steps))
+    return replace(result, source=ended.source, seconds=ended.seconds, steps=steps_of(ended.steps))
 
 
 async def _watch(attempt: Attempt) -> None:
@@ -337,4 +344,4 @@ def _record(node: Node, operation: Operation) -> KnownContainer | None:
     target = operation.target
     with Containerd(node.address) as containerd:
         found = containerd.container(target.namespace, target.container)
-    return found[0] if found is not None and found[1].get(OPERATION) == operation.id else None
+    return found[0] if found is not None and found[1].get(OPERATION, "") == operation.id else None

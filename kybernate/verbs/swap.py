@@ -40,15 +40,15 @@ class Swap(Verb):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.leaving == self.coming:
-            yield "coming", "is the same container as `leaving`"
+            yield "coming", "is the same container as `leaving`: it cannot be swapped with itself"
 
     def resolve(self, node: Node, id: str) -> Target:
         leaving = running(node, self.leaving, self.namespace)
         coming = running(node, self.coming, self.namespace)
         if leaving.id == coming.id:
-            raise Invalid(f"{leaving.title} cannot be swapped with itself", state="no operation was begun")
+            raise Invalid(f"{leaving.title} cannot be swapped with itself", state="no operation was started")
         if leaving.namespace != coming.namespace:
-            raise Invalid("both containers of a swap are of one namespace", state="no operation was begun")
+            raise Invalid("both containers of a swap are of one namespace", state="no operation was started")
         return of_containers(node, leaving, coming)
 
     async def execute(self, attempt: Attempt) -> Result:
@@ -69,7 +69,13 @@ class Swap(Verb):
         left = suspend_result(done.left)
         steps = (*left.steps, *steps_of(done.came.steps))
         return Result(
-            vram_bytes=done.came.vram_bytes, arena_bytes=left.arena_bytes, arena_reasons=left.arena_reasons, steps=steps
+            vram_bytes=done.came.vram_bytes,
+            arena_bytes=left.arena_bytes,
+            arena_reasons=left.arena_reasons,
+            left_vram_bytes=left.vram_bytes,
+            left_spared_bytes=sum(step.spared_bytes for step in left.steps),
+            seconds=done.seconds,
+            steps=steps,
         )
 
     async def cancel(self, node: Node, operation: Operation, ended: asyncio.Event) -> None:

@@ -103,7 +103,7 @@ class Verb(Arguments):
 def require(holds: bool, field: str, fault: str) -> None:
     """Raise Invalid with the field unless it holds."""
     if not holds:
-        raise Invalid(f"{field} {fault}", state="no operation was begun")
+        raise Invalid(f"{field} {fault}", state="no operation was started")
 
 
 def require_seconds(name: str, seconds: float) -> None:

@@ -28,6 +28,7 @@ def operation_message(operation: Operation) -> wire.Operation:
         container_title=target.title,
         namespace=target.namespace,
         other_container=target.other,
+        other_container_title=target.other_title,
         image=target.image,
         idempotency_key=operation.key,
         labels=operation.labels,
@@ -82,6 +83,8 @@ def _result(result: Result | None) -> wire.Result | None:
         vram_bytes=result.vram_bytes,
         arena_bytes=result.arena_bytes,
         arena_reasons=result.arena_reasons,
+        left_vram_bytes=result.left_vram_bytes,
+        left_spared_bytes=result.left_spared_bytes,
         pid=result.pid,
         source=result.source,
     )

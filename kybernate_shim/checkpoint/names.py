@@ -81,7 +81,9 @@ def read(directory: Path) -> Names:
         raise CheckpointInvalid(f"{directory / FILE}: {error}") from error
     for one in (*found.links, *found.sockets):
         if not _is_valid(one):
-            raise CheckpointInvalid(f"{directory / FILE}: {one.path[:100]!a} and {one.other[:100]!a} are no such paths")
+            raise CheckpointInvalid(
+                f"{directory / FILE}: {one.path[:100]!a} and {one.other[:100]!a} are not such paths"
+            )
     return found
 
 

@@ -127,7 +127,7 @@ def _references(found: ImageEvidence) -> Iterator[Unproven]:
     """What a process executes, and its directories: they must be files with a path."""
     for what, number in found.opened.needed:
         if number not in found.opened.paths:
-            yield Unproven(what, "is no file with a path, such as a program that was executed from memory")
+            yield Unproven(what, "is not a file with a path, such as a program that was executed from memory")
 
 
 def _sockets(found: ImageEvidence) -> Iterator[Unproven]:

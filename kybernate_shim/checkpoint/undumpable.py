@@ -4,7 +4,7 @@ CRIU's own refusal comes with the container frozen, and names a number. Each kin
 which process holds what, and what can be done about it. The processes run meanwhile: what appears later, CRIU or the
 proof refuses.
 
-A watch of inotify(7) or fanotify(7) on overlay is no such case: CRIU cannot find the file by its handle there, but by
+A watch of inotify(7) or fanotify(7) on overlay is not one: CRIU cannot find the file by its handle there, but by
 its path, if it is told where to look.
 Sources: CRIU's eventpoll.c, fsnotify.c, irmap.c, filesystems.c, seize.c, files-reg.c and compel/src/lib/infect.c of
 versions 4.1 and 4.2; proc(5), /proc/PID/fdinfo.

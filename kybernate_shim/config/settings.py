@@ -129,7 +129,7 @@ class GpuSettings:
     image_pool_files: tuple[int, ...] = setting(
         (), SIZES, "what is allocated there: one file for the VRAM of each process of such an image"
     )
-    helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after so long without a call")
+    helper_idle: float = setting(900.0, SECONDS, "the node's CUDA helper ends after this time without a call")
     visible_devices_env: bool = setting(
         False,
         YES_OR_NO,
@@ -267,7 +267,7 @@ class Config:
     fork_server_idle: float = setting(
         900.0,
         SECONDS,
-        "the node's fork server ends after so long without a start or a removal; 0: there is none",
+        "the node's fork server ends after this time without a start or a removal; 0: there is none",
         since=SERVER,
     )
     fork_server_tuning: bool = setting(

@@ -99,7 +99,7 @@ def _fill_pools(size: int) -> None:
 
 
 def _block(size: int) -> object:
-    """Return something new of that size that is no container, and so begins where its memory does."""
+    """Return something new of that size that is not a container, and so begins where its memory does."""
     if size == object.__basicsize__:
         return object()
     return complex(1, 1) if size == complex.__basicsize__ else bytes(size - bytes.__basicsize__)

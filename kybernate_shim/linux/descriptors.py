@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-# The kernel's own mounts are in no mountinfo: of memory, and of what is no file at all, whose names begin without /.
+# The kernel's own mounts are in no mountinfo: of memory, and of what is not a file at all, whose names begin without /.
 INTERNAL: Final = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/[aio]", "/anon_hugepage")
 LINKS: Final = ("cwd", "root", "exe")
 MOUNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)

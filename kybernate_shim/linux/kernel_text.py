@@ -1,7 +1,7 @@
 """The kernel's files as text, such as those in /proc, and what of them can be sent on.
 
 A program chooses names that the kernel shows there: of threads, mapped files, sockets, cgroups. They are any bytes.
-What is no UTF-8 becomes surrogates, as in names of files everywhere in Python, and stays what it is as a file's name.
+What is not UTF-8 becomes surrogates, as in names of files everywhere in Python, and stays what it is as a file's name.
 
 A line ends with a newline and nothing else: the kernel escapes or refuses that in names, but not the other characters
 at which `str.splitlines` ends a line, by which a program would write lines of its own into these files.
@@ -35,5 +35,5 @@ def each_line(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text that can be sent, which surrogates cannot: bytes that are no UTF-8 are shown by their numbers."""
+    """Return a text that can be sent, which surrogates cannot: bytes that are not UTF-8 are shown by their numbers."""
     return text.encode(errors="backslashreplace").decode()

@@ -129,7 +129,7 @@ def set_oom_score_adj(pid: int, score: int) -> None:
 
 
 def title_of(pid: int) -> str:
-    """Return the name of its program and its pid, as in sh[17], for a text; ?[17] where there is no such process."""
+    """Return the name of its program and its pid, as in sh[17], as text; ?[17] where there is no such process."""
     return f"{name_of(pid)}[{pid}]"
 
 

@@ -121,11 +121,11 @@ class SocketSettings:
                 raise ValueError(f"{option.name[:60]!r} is not an option of a socket, or its value is too large")
         for group in self.groups:
             if not 0 < len(group.interface) <= LONGEST_INTERFACE or len(group.sources) > MOST_SOURCES:
-                raise ValueError(f"{group.interface[:60]!r} is no name of a network interface")
+                raise ValueError(f"{group.interface[:60]!r} is not the name of a network interface")
             for address in (group.address, *group.sources):
                 ip_address(address)
         if len(self.congestion) > LONGEST_INTERFACE:
-            raise ValueError(f"{self.congestion[:60]!r} is no name of an algorithm")
+            raise ValueError(f"{self.congestion[:60]!r} is not the name of an algorithm")
 
 
 def chosen(holders: Iterable[tuple[int, int]], init: int, *, connections: bool) -> tuple[SocketSettings, ...]:
@@ -286,7 +286,7 @@ def _membership(one: socket.socket, family: int, group: MulticastGroup) -> Multi
     size = ctypes.c_uint32(len(room))
     level = IP if address.version == 4 else IPV6
     if library().getsockopt(one.fileno(), level, MCAST_MSFILTER, room, ctypes.byref(size)):
-        return None  # EADDRNOTAVAIL: it is no member
+        return None  # EADDRNOTAVAIL: it is not a member
     mode, count = struct.unpack_from("=II", room, len(head) - 8)
     content = room.raw
     places = (content[at : at + ADDRESS_BYTES] for at in range(len(head), len(content), ADDRESS_BYTES))

@@ -22,7 +22,7 @@ def size(log: Path) -> int:
 
 
 def last_error(log: Path, after: int = 0) -> str:
-    """Return the message of the last error beyond byte `after`, or "". What is no JSON object is passed over."""
+    """Return the message of the last error beyond byte `after`, or "". What is not a JSON object is skipped."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(after, size(log) - TAIL_LIMIT))

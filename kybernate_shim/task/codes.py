@@ -67,7 +67,7 @@ RULES = (
     CodeRule(
         (RuntimeFailed,),
         Code.UNKNOWN,
-        "the OCI runtime refused or failed, as for a program that the container has not; the message is its own."
+        "the OCI runtime refused or failed, as for a program that the container does not have; the message is its own."
         " containerd's own shim answers with this code, and clients know it",
     ),
 )

@@ -226,7 +226,7 @@ class ClientConnection:
 
 
 def failure(stream: int, code: Code, message: str) -> bytes:
-    """Return the frame of an error. The text is cut after 64 KiB; what is no valid Unicode in it becomes "?"."""
+    """Return the frame of an error. The text is cut after 64 KiB; what is not valid Unicode in it becomes "?"."""
     text = message.encode("utf-8", "replace")[:MAX_MESSAGE].decode("utf-8", "ignore")
     status = wire.Status(code=code or Code.UNKNOWN, message=text)  # OK would read as success
     return Frame(stream, Kind.RESPONSE, 0, wire.Response(status=status).SerializeToString()).encode()

@@ -279,7 +279,7 @@ def test_second_agent_of_a_node_does_not_start(agent: NodeAgent) -> None:
         ["kybernate", "agent", "--config", agent.place / "agent.toml"], capture_output=True, text=True, check=False
     )
     assert second.returncode == 1
-    assert "another agent runs" in second.stderr
+    assert "another agent already uses" in second.stderr
     assert agent.checked() == 1
 
 

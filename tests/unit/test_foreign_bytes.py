@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from kybernate.export import answers, archives, cri_documents, documents
 from kybernate.export.credentials import credentials_for
-from kybernate.export.errors import ArtefactOdd
+from kybernate.export.documents import ArtefactInvalid
 from kybernate.export.guard import CONTENT, MOST_ANSWER, Guard
 from kybernate.node import importing
 from kybernate.node.failure import Failure, Invalid
@@ -179,7 +179,7 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], Any], type[Exception]]]] 
     "registry's file": (lambda content, directory: beside.decode(content), ValueError),
     "row": (lambda content, directory: beside.decode_annotations(content.decode("latin-1")), ValueError),
     "spec": (lambda content, directory: importing._parsed(content), FileUnreadable),
-    "document of a registry": (lambda content, directory: documents.chosen(content), ArtefactOdd),
+    "document of a registry": (lambda content, directory: documents.chosen(content), ArtefactInvalid),
     "credentials": (
         in_file("config.json", lambda directory: credentials_for("h", directory / "config.json")),
         Failure,

@@ -1,7 +1,7 @@
 """Which container a process belongs to: decided by its cgroup, which a container's processes cannot leave.
 
 A container counts if the process is in the cgroup of the container's first process or below it, and if that cgroup has
-the container's id in its name: a first process that has ended, and whose pid another one has, leads nowhere.
+the container's id in its name: a first process that has ended, and whose pid another process has got, does not count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Events to containerd's own stream, so that `ctr events` shows them: topic /kybernate/events/NOUN/PARTICIPLE.
 
 They travel as containerd's ContainerUpdate, whose labels carry message and fields: containerd's clients end at an event
-whose type they do not know. containerd may be away for a restart; so many events wait, and of more the oldest go.
+whose type they do not know. containerd may be away for a restart: events wait for it, and when there are too many, the
+oldest are dropped.
 """
 
 from __future__ import annotations

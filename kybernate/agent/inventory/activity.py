@@ -41,7 +41,7 @@ class Reports:
         for key in keys:
             known = self._reports.get(key, {})
             if reporter not in known and len(known) >= MOST_REPORTERS:
-                raise Exhausted(f"{len(known)} programs report on {key[1]} already", state="nothing was noted")
+                raise Exhausted(f"{len(known)} programs already report on {key[1]}", state="nothing was noted")
             self._reports.setdefault(key, {})[reporter] = InUse(in_flight, until)
             if in_flight:
                 self._active[key] = self._now()

@@ -199,7 +199,7 @@ class Containers:
         return 0 < self._followed_since_ns <= since_ns
 
     def record_image(self, namespace: str, id: str, image: str, **figures: str) -> None:
-        """Record that a container's image was written, unless its shim's word has come; that is passed over then."""
+        """Record that a container's image was written, unless its shim has reported it; a later report is skipped."""
         container = self.record(namespace, id)
         happened = operation_ended(container.title if container is not None else id, "checkpoint", "done", image)
         if happened is not None and self._is_first(namespace, id, image):

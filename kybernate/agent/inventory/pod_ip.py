@@ -29,7 +29,7 @@ def pod_ip(pid: int, proc: Path = PROC) -> str:
 
 
 def _link(path: Path) -> str:
-    return os.readlink(path)  # noqa: PTH115  # of the kernel's: what it names is no path
+    return os.readlink(path)  # noqa: PTH115  # of the kernel's: what it names is not a path
 
 
 def _of_trie(text: str) -> str:

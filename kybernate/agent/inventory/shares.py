@@ -79,7 +79,7 @@ class Shares:
         """
         now, known = self._now(), self._known.get(subject, {})
         if holder not in known and (len(known) >= MOST_HOLDERS or len(self._known) >= MOST_CONTAINERS):
-            raise Exhausted(f"{len(known)} programs share {subject} already", state="nothing was granted")
+            raise Exhausted(f"{len(known)} programs already share {subject}", state="nothing was granted")
         one = self._known.setdefault(subject, {}).setdefault(holder, Holding(limit, now))
         one.limit, one.wanted = limit, min(wanted, limit)
         one.kept = min(held if seen == one.number else max(held, one.kept), limit)

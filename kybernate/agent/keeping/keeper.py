@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kybernate.agent.keeping import gather
-from kybernate.agent.keeping.attempts import Attempts
 from kybernate.agent.keeping.parking import PARKED
 from kybernate.agent.keeping.uses import Uses
 from kybernate.agent.operations.engine import Engine
@@ -35,6 +35,8 @@ from kybernate.verbs.copy import Copy as CopyImage
 from kybernate.verbs.evict import Evict as EvictImage
 from kybernate.verbs.model import FINAL, Arguments, State, Submission
 
+FIRST_SECONDS: Final = 300.0  # between the first two attempts at the same thing
+LONGEST_SECONDS: Final = 6 * 3600.0  # between any two
 REQUESTER: Final = "policy"
 HEALTH_SECONDS: Final = 60.0  # between two looks at whether the object store answers
 LOOK_SECONDS: Final = 2.0  # that a decision waits for it; on most services it has answered by then
@@ -267,3 +269,31 @@ def _subject(action: Action) -> tuple[object, ...]:
             return ("park", action.namespace, action.container)
         case Delete():
             return ("delete", action.image)
+
+
+@dataclass
+class Attempts:
+    """When the policy tries again what has not helped: after longer and longer pauses, so that no log or disk fills.
+
+    Attempts are kept by subject. Times are those of a monotonic clock, in seconds.
+    """
+
+    first: float = FIRST_SECONDS
+    longest: float = LONGEST_SECONDS
+    _begun: dict[Hashable, tuple[float, int]] = field(default_factory=dict)  # when the last one began, and how many
+
+    def is_due(self, subject: Hashable, now: float) -> bool:
+        """Return whether a new attempt may begin."""
+        at, count = self._begun.get(subject, (now, 0))
+        return count == 0 or now - at >= self.pause(count)
+
+    def begin(self, subject: Hashable, now: float) -> int:
+        """Note that an attempt begins, and return how many there were before it, without those of long ago."""
+        self._begun = {one: (at, count) for one, (at, count) in self._begun.items() if now - at < 2 * self.pause(count)}
+        _, count = self._begun.get(subject, (now, 0))
+        self._begun[subject] = now, count + 1
+        return count
+
+    def pause(self, count: int) -> float:
+        """Return the seconds between the beginning of attempt number `count` and the next one."""
+        return float(min(self.longest, self.first * 2.0 ** min(count - 1, 32)))

@@ -104,7 +104,7 @@ def of_kubeconfig(path: Path) -> Access:
             _pem(user, "client-key", path),
         )
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, binascii.Error, RecursionError) as error:
-        raise _unusable(f"{path} is no kubeconfig file that can be used: {error!r}") from error
+        raise _unusable(f"{path} is not a usable kubeconfig file: {error!r}") from error
     if not found.server.startswith("https://"):
         raise _unusable(f"{path}: the server {found.server!r} has no https:// URL")
     if not (found.token or found.token_file or (found.certificate and found.key)):

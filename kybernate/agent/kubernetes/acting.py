@@ -19,7 +19,7 @@ from kybernate.agent.journal import JournalUnusable
 from kybernate.agent.kubernetes.pods import Pod
 from kybernate.agent.kubernetes.requests import Asked, Known, Requests, asked_of, mistakes_of
 from kybernate.agent.kubernetes.story import Subject, Told
-from kybernate.agent.operations.errors import TOO_MANY_OPERATIONS_ADVICE
+from kybernate.agent.operations.submission import TOO_MANY_OPERATIONS_ADVICE
 from kybernate.agent.service.quota import Quota
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.containerd import ContainerdUnreachable

@@ -185,5 +185,5 @@ def _object(content: bytes) -> Object:
     except ValueError as error:
         raise ApiUnreachable("the API server's answer is not JSON") from error
     if not isinstance(found, dict):
-        raise ApiUnreachable("the API server's answer is no object")
+        raise ApiUnreachable("the API server's answer is not an object")
     return found

@@ -1,9 +1,9 @@
 """Which events are written next: repeated ones are counted, similar ones combined, and pods and node have limits. Pure.
 
-What happens again is one event with a count, written the more rarely the more often it happens. A pod that differs
-each time (durations, sizes) gets one combined event after ten of a kind. What still is too much waits; what no room is
-left for, or waits for an hour, is dropped and counted. So a container that fails in a loop costs the API server some
-writes in a minute at first, and one in ten minutes then.
+What happens again is one event with a count, written less often the more often it happens. A pod that differs
+each time (durations, sizes) gets one combined event after ten of a kind. What is still too much waits; what does not
+fit any more, or has waited for an hour, is dropped and counted. So a container that fails in a loop costs the API
+server a few writes per minute at first, and later one in ten minutes.
 """
 
 from __future__ import annotations

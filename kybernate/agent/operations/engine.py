@@ -17,15 +17,12 @@ from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.agent.operations import decide as deciding
 from kybernate.agent.operations.attendance import LOG, Attendance
 from kybernate.agent.operations.decide import Action, Attend, Finish, Interrupt, Observe, RollBack, Start, Undo, decide
-from kybernate.agent.operations.errors import AGENT_STOPPING_ADVICE
-from kybernate.agent.operations.events import Events, OperationEvents
+from kybernate.agent.operations.events import Events, OperationEvents, is_noted, ordinal, title
 from kybernate.agent.operations.executor import Executor
-from kybernate.agent.operations.identify import new_id
 from kybernate.agent.operations.messages import operation_message
+from kybernate.agent.operations.progress import Tracks
 from kybernate.agent.operations.store import MOST_LIST, Store, Wanted
-from kybernate.agent.operations.titles import is_noted, ordinal, title
-from kybernate.agent.operations.tracks import Tracks
-from kybernate.agent.operations.validate import require_valid
+from kybernate.agent.operations.submission import AGENT_STOPPING_ADVICE, new_id, require_valid
 from kybernate.agent.operations.watchers import Watchers
 from kybernate.messages import agent_pb2
 from kybernate.node.failure import Missing, Unavailable
@@ -167,7 +164,9 @@ class Engine:
             if known := await self._store.find_key(submission):
                 return self._tracks.with_progress(self._operations.get(known.id, known))
             if self._stopping:
-                raise Unavailable("the agent is stopping", state="no operation was begun", advice=AGENT_STOPPING_ADVICE)
+                raise Unavailable(
+                    "the agent is stopping", state="no operation was started", advice=AGENT_STOPPING_ADVICE
+                )
             now, limits = self._clock(), self._limits()
             id = self._last_id = new_id(now, self._last_id)
             arguments, target = await self._resolved(id, submission.arguments)

@@ -59,9 +59,9 @@ __all__ = ["arguments_of", "operation_message", "submission", "submission_of", "
 
 def require_bounded(options: wire.Options) -> None:
     """Raise Invalid for more or longer labels, or a longer key, than are kept: a container chooses them."""
-    require_labels(options.labels, state="no operation was begun")
+    require_labels(options.labels, state="no operation was started")
     if len(options.idempotency_key) > LONGEST_KEY:
         raise Invalid(
             f"the idempotency key has {len(options.idempotency_key)} characters, at most {LONGEST_KEY} are kept",
-            state="no operation was begun",
+            state="no operation was started",
         )

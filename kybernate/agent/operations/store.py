@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from kybernate.agent.journal import Journal, JournalUnusable
-from kybernate.agent.operations.errors import OPERATION_NOT_FOUND_ADVICE, TOO_MANY_OPERATIONS_ADVICE
+from kybernate.agent.operations.submission import OPERATION_NOT_FOUND_ADVICE, TOO_MANY_OPERATIONS_ADVICE
 from kybernate.node.failure import Claimed, Exhausted, Missing
 from kybernate.verbs.model import FINAL, MOVES, Arguments, Fault, Operation, Result, State, Step, Submission, Target
 
@@ -272,7 +272,7 @@ def _by_key(connection: sqlite3.Connection, submission: Submission, verbs: Verbs
     if row["request"] != fingerprint(submission):
         raise Claimed(
             f"the idempotency key {submission.key!r} belongs to operation {row['id']}, which is another request",
-            state="no operation was begun",
+            state="no operation was started",
             advice="use a new key for each new request, and the same one only to repeat a request",
         )
     return decode(row, verbs)
@@ -282,8 +282,8 @@ def _require_room(connection: sqlite3.Connection, most: int) -> None:
     row = connection.execute(f"SELECT count(*) FROM operations WHERE state NOT IN ({_FINAL})").fetchone()
     if row[0] >= most:
         raise Exhausted(
-            f"{row[0]} operations have not ended, and {most} are the most",
-            state="nothing was begun",
+            f"{row[0]} operations have not ended, and at most {most} are allowed",
+            state="nothing was started",
             advice=TOO_MANY_OPERATIONS_ADVICE,
         )
 
@@ -295,7 +295,7 @@ def _require_unclaimed(connection: sqlite3.Connection, path: str) -> None:
     if row is not None:
         raise Claimed(
             f"the {row['verb']} {row['id']} writes to {path}",
-            state="no operation was begun",
+            state="no operation was started",
             advice="name another place, or wait for that operation",
         )
 

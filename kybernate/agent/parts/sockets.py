@@ -13,8 +13,8 @@ from kybernate.agent.part import Part, Work
 from kybernate.agent.sending.files import ImageFiles, Pace
 from kybernate.agent.service.activity import Activity as ActivityService
 from kybernate.agent.service.checkpoints import Checkpoints
-from kybernate.agent.service.described import Described
 from kybernate.agent.service.fetches import SERVICE as IMAGES
+from kybernate.agent.service.for_shims import Described, Related, RoomForShims
 from kybernate.agent.service.idle import Idleness
 from kybernate.agent.service.inventory import Inventories
 from kybernate.agent.service.logs import Logs
@@ -22,8 +22,6 @@ from kybernate.agent.service.operations import Operations, with_verbs
 from kybernate.agent.service.own_container import Own
 from kybernate.agent.service.peer_images import PeerImages
 from kybernate.agent.service.quota import Quota
-from kybernate.agent.service.related import Related
-from kybernate.agent.service.room import RoomForShims
 from kybernate.agent.service.seats import Seats as SeatsService
 from kybernate.agent.serving import Servicers, Serving
 from kybernate.messages import agent_pb2 as wire

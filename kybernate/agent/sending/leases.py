@@ -1,6 +1,6 @@
 """Which images are open for other agents, for whom, and until when. The event loop's alone.
 
-An image that is open is not removed. A reader that is gone without a word holds it for LASTS_SECONDS after its last
+An image that is open is not removed. A reader that is gone without notice holds it for LASTS_SECONDS after its last
 read.
 """
 

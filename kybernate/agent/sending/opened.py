@@ -51,7 +51,7 @@ class OpenedImage:
             manifest = decode(content)
         except (OSError, ManifestInvalid) as error:
             os.close(descriptor)
-            raise Failure(f"{directory} is no whole image: {error}", advice=IMAGE_UNREADABLE_ADVICE) from error
+            raise Failure(f"{directory} is not a complete image: {error}", advice=IMAGE_UNREADABLE_ADVICE) from error
         return cls(directory, content, manifest, manifest.stored_files, descriptor)
 
     def close(self) -> None:

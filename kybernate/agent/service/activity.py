@@ -22,7 +22,7 @@ Answers = asyncio.Queue[wire.ConcurrencyShare | None | Failure]
 def name_of(given: str) -> str:
     """Return the name of the calling program: who called, and what it calls itself. Raises Invalid."""
     if len(given) > LONGEST_NAME or not (given.isprintable() or not given):
-        raise Invalid(f"a name has up to {LONGEST_NAME} characters that can be printed", state="nothing was noted")
+        raise Invalid(f"a name has up to {LONGEST_NAME} printable characters", state="nothing was noted")
     return f"{CALLER.get().key} {given}" if given else CALLER.get().key
 
 
@@ -87,7 +87,7 @@ class Activity(ActivityServicer):
     ) -> wire.ConcurrencyShare:
         seconds = request.lasts.ToTimedelta().total_seconds()
         if not request.container or not request.limit or seconds < 0:
-            raise Invalid("a share is of a container, with a limit", state="nothing was granted")
+            raise Invalid("a share needs a container and a limit", state="nothing was granted")
         holder, subject = name_of(request.holder), self._subject(request)
         known = named.setdefault(
             f"{holder} {subject}", wire.ConcurrencyShare(container=request.container, namespace=request.namespace)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kybernate.agent.inventory.gpus import Activity
-from kybernate.agent.operations.errors import AGENT_STOPPING_ADVICE
+from kybernate.agent.operations.submission import AGENT_STOPPING_ADVICE
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure, Unavailable
 
@@ -50,7 +50,7 @@ class Idleness:
         A wait with the same idempotency key is the same wait. Raises Unavailable.
         """
         if self._stopping:
-            raise Unavailable("the agent is stopping", state="nothing was begun", advice=AGENT_STOPPING_ADVICE)
+            raise Unavailable("the agent is stopping", state="nothing was started", advice=AGENT_STOPPING_ADVICE)
         known = self._waits.get(container)
         if known is not None and key and known.key == key:
             return known.operation

@@ -31,10 +31,10 @@ class Logs:
         if not path:
             raise Missing(
                 f"the output of {container.title} is in no file",
-                advice="what started it has it: the terminal of `ctr run`, or a program that containerd passes it to",
+                advice="it goes to what started the container: a terminal, or a program that containerd passes it to",
             )
         if self._reading >= FOLLOWED:
-            raise Refused(f"{FOLLOWED} logs are being read already", advice="try again later")
+            raise Refused(f"{FOLLOWED} logs are already being read", advice="try again later")
         self._reading += 1
         try:
             lines = _lines(LogFile(Path(path)), count, follow, lambda: self._is_there(namespace, id))

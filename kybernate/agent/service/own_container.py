@@ -123,7 +123,7 @@ class Own(SelfServicer):
             return waiting
         found = await self._own(waiting.id if waiting is not None else request.id, own)
         if found.scope != caller.key:
-            raise Denied(f"operation {found.id} was begun by {found.requester}", state="it continues")
+            raise Denied(f"operation {found.id} was started by {found.requester}", state="it continues")
         return operation_message(await self._engine.cancel(found.id))
 
     def _caller(self, *, interrupts: bool = True) -> tuple[Caller, OwnContainer]:
@@ -164,7 +164,8 @@ def require_no_meaning(labels: Iterable[str]) -> None:
     """Raise Invalid for labels by which the agent marks operations, such as those of parked containers."""
     if meant := sorted(name for name in labels if name.startswith(RESERVED)):
         raise Invalid(
-            f"labels: {meant[0]!r} begins with {RESERVED}, which containers may not set", state="no operation was begun"
+            f"labels: {meant[0]!r} begins with {RESERVED}, which containers may not set",
+            state="no operation was started",
         )
 
 
@@ -177,7 +178,9 @@ def place_of(own: OwnContainer, root: Path) -> Path:
     if not own.pod:
         return root
     if not PLAIN.fullmatch(own.pod_namespace):
-        raise Failure(f"the namespace {own.pod_namespace!r} is no name of a directory", state="nothing was begun")
+        raise Failure(
+            f"the namespace {own.pod_namespace!r} is not the name of a directory", state="nothing was started"
+        )
     return root / own.pod_namespace
 
 

@@ -56,7 +56,7 @@ class PeerImages(PeersServicer):
         whole = [copy.replica for copy in here if copy.replica.state == "complete"]
         if not whole:
             raise Failure(
-                f"this node has no whole copy of image {name}",
+                f"this node has no complete copy of image {name}",
                 state="nothing was opened",
                 advice=IMAGE_UNREADABLE_ADVICE,
             )

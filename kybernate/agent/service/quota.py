@@ -42,7 +42,7 @@ class Quota:
             raise QuotaReached(
                 f"images that containers have asked for take {there} bytes, and this one would take up to {more}: "
                 f"{limit} are allowed",
-                state="nothing was begun",
+                state="nothing was started",
                 advice=f"the node's administrator removes images, or raises `{self.setting}`",
             )
 

@@ -139,7 +139,7 @@ async def _memory(restore: str) -> AsyncIterator[Path]:
     except OSError as error:
         raise Failure(
             f"no memory can be mounted for the image: {error}",
-            state="nothing was begun",
+            state="nothing was started",
             advice=(
                 "run the agent by its packaged unit, or in the host's mount namespace; or promote the image to the disk"
             ),

@@ -43,7 +43,7 @@ def to_evict(name: str, tier: str, copies: Sequence[TierCopy]) -> Ref:
     there = [copy for copy in copies if copy.tier == tier]
     if not there:
         raise NoImage(
-            f"no copy of the name {name!r} is in tier {tier}; it means these:\n{_places(copies)}",
+            f"no copy named {name!r} is in tier {tier}; the name means these:\n{_places(copies)}",
             state="nothing was removed",
             advice="name the tier of one of them, or a copy by its place",
         )

@@ -77,7 +77,9 @@ class NodeTiers:
     async def peer(self, node: str) -> Tier:
         """Return the tier of another node. Raises Failure where no node is reached."""
         if self._peer is None:
-            raise Failure(f"this agent reaches no other node, and so not {node}", advice=TIER_MISSING_ADVICE)
+            raise Failure(
+                f"this agent is not configured to reach other nodes, such as {node}", advice=TIER_MISSING_ADVICE
+            )
         return self._peer(node)
 
     def names(self) -> list[str]:

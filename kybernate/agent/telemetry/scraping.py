@@ -1,6 +1,6 @@
 """The port for Prometheus: HTTP/1.1 on the event loop, for every client that reaches its address, and so within limits.
 
-A connection has one request, and some seconds for all of it. There are not many of them at a time: one that is too much
+A connection has one request, and some seconds for all of it. There are not many of them at a time: one too many
 takes the place of the oldest, because Prometheus asks and reads within milliseconds.
 """
 

@@ -208,11 +208,11 @@ KINDS = tuple(kind for kind, _ in KEYS.values())  # also the names of the fields
 
 
 def identity(message: Message) -> tuple[str, str]:
-    """Return kind and key of a message. Raises TypeError for one that is no object."""
+    """Return kind and key of a message. Raises TypeError for one that is not an object."""
     try:
         kind, key = KEYS[type(message)]
     except KeyError:
-        raise TypeError(f"{type(message).__name__} is none of {', '.join(KINDS)}") from None
+        raise TypeError(f"{type(message).__name__} is not one of {', '.join(KINDS)}") from None
     return kind, key(message)
 
 

@@ -17,5 +17,5 @@ def parse(name: str, content: bytes, *, most_values: int = bounded_json.MOST_VAL
     except ValueError as error:
         raise StoreInvalid(f"{name} cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise StoreInvalid(f"{name} cannot be read: it is no JSON object")
+        raise StoreInvalid(f"{name} cannot be read: it is not a JSON object")
     return document

@@ -147,5 +147,5 @@ def _flat(name: str) -> str:
 def _piece(size: int, id: str) -> Piece:
     chunk = bytes.fromhex(id)
     if type(size) is not int or size < 0 or len(chunk) not in (0, ID_BYTES) or (chunk and size > CHUNK_BYTES):
-        raise ValueError(f"[{size!r}, {id!r}] is no piece of a file")
+        raise ValueError(f"[{size!r}, {id!r}] is not a piece of a file")
     return size, chunk

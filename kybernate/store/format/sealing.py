@@ -107,7 +107,7 @@ def _decompressed(sealed: Sealed, body: bytes | memoryview) -> bytes:
     try:
         # What a frame claims of its size would be allocated, so it must be what the index says.
         if zstandard.get_frame_parameters(body).content_size != sealed.size:
-            raise ChunkDamaged(f"chunk {sealed.id.hex()} says another size than the index, {sealed.size} bytes")
+            raise ChunkDamaged(f"chunk {sealed.id.hex()} has another size than the index says, {sealed.size} bytes")
         content: bytes = zstandard.ZstdDecompressor().decompress(body)
     except zstandard.ZstdError as error:
         raise ChunkDamaged(f"chunk {sealed.id.hex()} cannot be decompressed: {error}") from error

@@ -85,7 +85,7 @@ async def evict(ref: Ref, tier: Tier, others: Sequence[Tier]) -> str:
     raise Refused(
         f"{ref} stays in tier {tier.name}: no other tier has a good copy" + "".join(f"\n  {one}" for one in reasons),
         state="nothing was removed",
-        advice="copy it to another tier before, or delete the image",
+        advice="copy it to another tier first, or delete the image",
     )
 
 

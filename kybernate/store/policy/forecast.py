@@ -1,13 +1,13 @@
 """When a workload is expected again, from the times of its uses: one that is used every weekday at 9, for example.
 
 Only *arrivals* count: uses after a quiet half hour, because what is in use is in memory anyway. An arrival is expected
-on a day when, of the last days of the same kind, enough had one near the same time on the clock of the wall:
+on a day when, of the last days of the same kind, enough had one near the same time on the wall clock:
 
 - 3 of the last 5 weekdays (for a weekday), or of the last 5 days of weekends (for one of those);
 - or 3 of the last 4 of the same day of the week.
 
-And that must not be chance: were arrivals, as many as there are, at any time of one half of the day, it would be rarer
-than one in a thousand. Days before the pattern began do not count. So a single use means nothing, a holiday does not
+And that must not be chance: if as many arrivals fell at random into one half of the day, it would be rarer than
+one in a thousand. Days before the pattern began do not count. So a single use means nothing, a holiday does not
 end a pattern, and one that has ceased ends after three days. Times are compared as clocks of `zone` show them: a
 change to daylight saving time moves nothing.
 """
@@ -58,7 +58,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A use after a quiet time, as the clock of the wall shows it: `second` since midnight."""
+    """A use after a quiet time, as the wall clock shows it: `second` since midnight."""
 
     day: date
     second: float
@@ -176,7 +176,7 @@ def _sureness(one: Expected) -> tuple[float, int, float]:
 
 
 def _instant(day: date, second: float, zone: tzinfo) -> float:
-    """Return when the clock of the wall shows that time: the earlier of two, and an hour later if it never does."""
+    """Return when the wall clock shows that time: the earlier of two, and an hour later if it never does."""
     wall = datetime.combine(day, time(), zone) + timedelta(seconds=second)
     return wall.timestamp()
 

@@ -9,7 +9,7 @@
 `age` is the time since a use, `observed` since the first one that is remembered, `idle` since the last. The rate is
 what was counted divided by how long was looked, both decayed: for times that are short against the half-life it is
 uses divided by age, as in hyperbolic caching; for long times it is the combined recency and frequency of LRFU. The
-prior, a minute without a use, keeps what was used once a moment ago from passing for something that is used all the
+prior, a minute without a use, keeps what was used once, a moment ago, from passing for something that is used all the
 time. What has not been used for longer than usual is given up, as by LRU: its rate is one use in the time that it was
 idle, at most. Cost and size are those of GreedyDual-Size-Frequency, with the seconds of a restore as cost. Its
 inflation term is not needed, because the rate decays by itself.

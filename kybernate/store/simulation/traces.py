@@ -101,7 +101,7 @@ def _access(found: Mapping[str, Any], number: int, size: int) -> Access:
 
 def _time(value: object) -> float:
     try:
-        return float(value)  # type: ignore[arg-type]  # what is no number is ISO 8601, or wrong
+        return float(value)  # type: ignore[arg-type]  # what is not a number is ISO 8601, or wrong
     except ValueError:
         moment = datetime.fromisoformat(str(value))
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -83,7 +83,7 @@ class Copies:
             while not pouring.done():
                 quiet = time.monotonic() - rest.heard
                 if self._left and quiet >= QUIET_SECONDS:
-                    raise TimeoutError(f"nothing has come for {QUIET_SECONDS:g} s")
+                    raise TimeoutError(f"nothing has arrived for {QUIET_SECONDS:g} s")
                 await asyncio.wait({pouring}, timeout=QUIET_SECONDS - quiet if self._left else None)
         finally:
             pouring.cancel()

@@ -29,9 +29,9 @@ def remove_left(directory: Path) -> bool:
         fcntl.flock(record, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Refused(
-            f"another process brings the image {directory}",
-            state="nothing was begun",
-            advice="wait until it has; `kybernate images --all` shows the image as unfinished until then",
+            f"another process is bringing the image {directory}",
+            state="nothing was started",
+            advice="wait until it has finished; `kybernate images --all` shows the image as unfinished until then",
         ) from None
     finally:
         os.close(record)

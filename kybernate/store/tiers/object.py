@@ -58,7 +58,7 @@ class ObjectTier:
         """Store an image that is in a directory. Raises Refused for any other one: it is copied to the node first."""
         if source.directory is None:
             raise Refused(
-                f"{source.ref} is not on this node, and only what is can be stored", advice="copy it to the disk before"
+                f"{source.ref} is not on this node, and only what is can be stored", advice="copy it to the disk first"
             )
         manifest = decode(source.manifest)
         try:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from kybernate.store.reader import Sink
-from kybernate.store.transfer import Transfer
+if TYPE_CHECKING:  # libraries of the extra `store`, which no restore of an image on this node needs
+    from kybernate.store.reader import Sink
+    from kybernate.store.transfer import Transfer
 
 IMAGE_DIFFERS_ADVICE: Final = "remove it there, or give one of the two another name"
 

@@ -164,7 +164,7 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 def read_lines(path: Path) -> list[str]:
     """Return a configuration file's lines without comments; a file that is not there has none, as CRIU sees it.
 
-    Raises Refused for what is no such file, or for one that another user than root can write.
+    Raises Refused for what is not such a file, or for one that another user than root can write.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -34,7 +34,7 @@ def pods_addresses(spec: Spec) -> tuple[str, ...]:
 def readdressed(image: Path, before: Sequence[str], after: Sequence[str]) -> dict[str, bytes]:
     """Return CRIU's file of an image with the addresses of another pod, {} where there is nothing to change.
 
-    Raises Damaged, and ValueError for what is no address.
+    Raises Damaged, and ValueError for what is not an address.
     """
     moves = _moves(before, after)
     if not moves:

@@ -47,7 +47,7 @@ def origin_of(namespace: str, name: str, config: Config) -> str:
 
 
 def _directories(namespace: str, config: Config) -> list[Path]:
-    """Return where images of the namespace lie; nowhere, where that is no name of one: a pod's is containerd's word."""
+    """Return where images of the namespace lie; nowhere, where that is not the name of one: a pod states its own."""
     if not NAMESPACE.fullmatch(namespace):
         return []
     return [root / namespace for root in (config.checkpoint_root, config.memory_root) if root is not None]

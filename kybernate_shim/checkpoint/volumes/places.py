@@ -87,7 +87,7 @@ class Choice:
         odd = next((name for name in sorted(taken | left) if not NAME.fullmatch(name)), None)
         if odd is not None:
             raise Refused(
-                f"{ANNOTATION}: {odd!a} is no name of a volume; expected all, none, or names with commas, such as"
+                f"{ANNOTATION}: {odd!a} is not the name of a volume; expected all, none, or names with commas, such as"
                 f" data,{SHM}, or with hyphens those to leave, such as -scratch. Nothing was changed"
             )
         return cls(taken or None, left)

@@ -98,7 +98,7 @@ def test_service_without_bulk_delete_is_asked_for_each_object(
         assert await names(place) == []
         assert [one async for one in target.objects.list("writers")] == [], "leases stay"
         assert service.met == 1, "it is asked again"
-        assert "deletes one object by one request" in (await check(target)).service[-1]
+        assert "deletes one object per request" in (await check(target)).service[-1]
 
     run(scenario())
 

@@ -27,7 +27,7 @@ from tests.unit.agent.access.authority import Authority
 
 with_minio = pytest.mark.skipif("minio" not in here(), reason="MinIO could not be built for this node")
 LACKS = {  # what `probe` says, in this order
-    "rclone": ["it knows no conditional writes"],
+    "rclone": ["it does not support conditional writes"],
     "minio": [],
     "seaweedfs": [],
     "versity": [],

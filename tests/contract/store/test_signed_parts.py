@@ -170,7 +170,7 @@ def test_part_that_breaks_off_says_so_after_what_came(service: _Service, objects
                 came.append(bytes(part.take(MIB // 2)))
 
         service.cut = MIB + 17
-        with pytest.raises(PartBroken, match=f"{MIB - 17} bytes did not come"):
+        with pytest.raises(PartBroken, match=f"{MIB - 17} bytes did not arrive"):
             await objects.read_range("one", 0, 2 * MIB, work)
         assert b"".join(came) == CONTENT[:MIB]
         assert b"".join(await objects.read_range("one", MIB, MIB, in_takes_of(MIB))) == CONTENT[MIB : 2 * MIB]

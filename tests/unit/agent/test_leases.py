@@ -123,5 +123,5 @@ def test_file_that_is_not_the_manifests_is_not_read(image: OpenedImage, damage: 
 def test_directory_that_is_being_removed_is_not_opened(directory: Path) -> None:
     with held(try_lock_directory(directory)), pytest.raises(Failure, match="is being removed"):
         OpenedImage.of(directory)
-    with pytest.raises(Failure, match="is no whole image"):
+    with pytest.raises(Failure, match="is not a complete image"):
         OpenedImage.of(directory.parent)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.agent.room import RoomOwner
-from kybernate.agent.service.room import RoomForShims
+from kybernate.agent.service.for_shims import RoomForShims
 from kybernate.verbs.room import OPEN, Room, Taker
 from kybernate_shim.errors import Refused
 from kybernate_shim.oci.spec import Spec

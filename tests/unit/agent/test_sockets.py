@@ -80,7 +80,7 @@ def test_private_directory_is_emptied_and_is_no_link(place: Path) -> None:
     (private / "left").touch()
     assert not list(private_directory(place / "agent.sock").iterdir())
     private.chmod(0o750)
-    with pytest.raises(Failure, match="no directory of root's alone"):
+    with pytest.raises(Failure, match="not a directory that only root can use"):
         private_directory(place / "agent.sock")
     private.rmdir()
     private.symlink_to(place)

@@ -123,5 +123,5 @@ def test_names_are_read_as_they_were_written(tmp_path: Path) -> None:
 )
 def test_names_that_no_dump_writes_are_refused(tmp_path: Path, one: Name) -> None:
     names.write(tmp_path, Names(links=(one,)))
-    with pytest.raises(CheckpointInvalid, match="are no such paths"):
+    with pytest.raises(CheckpointInvalid, match="are not such paths"):
         names.read(tmp_path)

@@ -103,7 +103,7 @@ def test_link_in_a_filesystem_of_the_image_is_in_the_image(tmp_path: Path) -> No
 def test_program_must_be_a_file_with_a_path(tmp_path: Path) -> None:
     container(tmp_path, program=55)
     (why,) = missing(tmp_path)
-    assert why.startswith("'the program of process 1' is no file with a path")
+    assert why.startswith("'the program of process 1' is not a file with a path")
 
 
 @pytest.mark.parametrize(

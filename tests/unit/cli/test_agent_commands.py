@@ -59,7 +59,7 @@ def test_states_pick_operations(node: Node, agent: FakeAgent) -> None:
     agent.push(operation("op-1", wire.SUCCEEDED))
     agent.push(operation("op-2", wire.FAILED))
     assert [one["id"] for one in json.loads(node.run("ops", "--state", "failed", "-o", "json").stdout)] == ["op-2"]
-    assert "is none of pending, running" in node.run("ops", "--state", "done", status=2).stderr
+    assert "is not one of pending, running" in node.run("ops", "--state", "done", status=2).stderr
 
 
 def test_lists_are_json_and_yaml(node: Node, agent: FakeAgent) -> None:
@@ -215,6 +215,19 @@ def test_swap_is_the_agents(node: Node, agent: FakeAgent) -> None:
     agent.script = lambda id: [ended("swap", vram_bytes=2 << 30)]
     assert node.run("swap", "a", "b").stdout.splitlines()[0] == "suspended team-a/web-0/web"
     assert (agent.requests[0].leaving, agent.requests[0].coming) == ("a", "b")
+
+
+def test_both_sides_of_the_agents_swap_are_shown(node: Node, agent: FakeAgent) -> None:
+    numbers = {"vram_bytes": 1 << 30, "left_vram_bytes": 2 << 30, "left_spared_bytes": 1 << 20}
+    done = ended("swap", **numbers, arena_bytes=1 << 30, arena_reasons=["the arena is full"])
+    done.steps[0].spared_bytes = 1 << 20
+    done.other_container, done.other_container_title = "c2", "team-a/web-1/web"
+    agent.script = lambda id: [done]
+    assert node.run("swap", "a", "b").stdout.splitlines()[:3] == [
+        "suspended team-a/web-0/web: 2.00 GiB of VRAM, 1.00 MiB of it unchanged or zeros",
+        "resumed team-a/web-1/web: 1.00 GiB of VRAM",
+        "arena: 1.00 GiB of 2.00 GiB: the arena is full",
+    ]
 
 
 def test_failed_verb_has_the_agents_words(node: Node, agent: FakeAgent) -> None:

@@ -164,7 +164,7 @@ def test_ctrl_c_leaves_nothing(node: Node, reference: str, server: FakeRegistry)
     server.faults["PUT manifests"] = interrupt
     said = node.run("push", "i", reference, status=130).stderr
     ended.set()
-    assert "names what it named before" in said
+    assert "refers to what it did before" in said
     assert server.manifests == {}
     del server.faults["PUT manifests"]
     node.run("push", "i", reference)

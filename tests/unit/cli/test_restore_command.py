@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from kybernate.cli import restore as restore_command
 from kybernate.node import shim as shims
 from kybernate.node import stdio
 from kybernate.node.lookup import KnownContainer
+from kybernate.verbs import here
+from kybernate.verbs import restore as restore_verb
+from kybernate.verbs.attempt import Attempt
 from kybernate_shim.checkpoint.image.manifest import NAME
 from kybernate_shim.messages import shim_pb2
 from kybernate_shim.messages.any import OCI_SPEC
@@ -150,6 +155,34 @@ def test_interrupt_is_the_containers(node: Node, tmp_path: Path, monkeypatch: py
     thread.join()
     assert node.containerd.signals == [signal.SIGINT]
     assert node.containerd.containers == {}
+
+
+def test_interrupted_restore_leaves_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes may come back before the interrupt is noticed: nothing of them stays."""
+    restorable(node)
+    attempts, note = list[Attempt](), node.containerd.note
+
+    class Watched(Attempt):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            attempts.append(self)
+
+    def noted(call: str, context: grpc.ServicerContext) -> str:
+        if call == "tasks.start":
+            os.kill(os.getpid(), signal.SIGINT)
+            assert attempts[0].stop.wait(20)
+        return note(call, context)
+
+    monkeypatch.setattr(here, "Attempt", Watched)
+    monkeypatch.setattr(node.containerd, "note", noted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have the tests ignore it
+    try:
+        assert "container counter was removed again" in node.run("restore", "i", "-d", status=130).stderr
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "tasks.start" in node.containerd.calls
+    assert (node.containerd.containers, node.containerd.tasks) == ({}, {})
+    assert "counter" not in node.containerd.snapshots
 
 
 FAILURES = ["snapshots.prepare", "diff.apply", "snapshots.commit", "containers.create", "tasks.create", "tasks.start"]
@@ -353,18 +386,23 @@ def test_container_that_has_ended_with_its_shim_was_restored_all_the_same(
     restorable(node)
     monkeypatch.setattr(stdio, "FIFOS", tmp_path / "fifo")
     node.containerd.exit_status = 3
-    connect, connected = shims.shim_of, list[str]()
+    connect, connected = shims.shim_of, set[str]()
 
     @asynccontextmanager
     async def once(container: KnownContainer, address: str) -> AsyncIterator[shims.Shim]:
-        connected.append(container.id)
-        if len(connected) > 1:
+        connected.add(container.id)
+        if "tasks.start" in node.containerd.calls:
             raise shims.ShimGone(f"the shim of {container.id} has ended")
         async with connect(container, address) as shim:
             yield shim
 
-    for module in (shims, restore_command):
+    for module in (shims, restore_verb):
         monkeypatch.setattr(module, "shim_of", once)
     node.run("restore", "i", status=3)
-    assert connected == ["counter", "counter"]
+    assert connected == {"counter"}
     assert ("default", "counter") not in node.containerd.containers
+
+
+def test_image_of_this_node_needs_no_library_of_the_store() -> None:
+    program = "import sys, kybernate.cli.restore\nsys.exit(any(name in sys.modules for name in ('blake3', 'obstore')))"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

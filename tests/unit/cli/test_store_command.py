@@ -98,11 +98,11 @@ def test_damaged_pack_without_an_image_is_damage_too(node: Node, place: Path) ->
 
 
 def test_unknown_image_and_missing_store_are_named(node: Node, place: Path, tmp_path: Path) -> None:
-    assert "no image of the name 'none'" in node.run("store", "get", "none", status=3).stderr
+    assert "no image named 'none'" in node.run("store", "get", "none", status=3).stderr
     assert (
         "there is no store at this place" in node.run("store", "ls", "--url", f"file://{tmp_path}/o", status=1).stderr
     )
-    assert "is no place of a store" in node.run("store", "ls", "--url", "ftp://x/y", status=1).stderr
+    assert "is not the URL of a store" in node.run("store", "ls", "--url", "ftp://x/y", status=1).stderr
 
 
 def test_store_must_be_configured(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,4 +58,4 @@ def test_who_cannot_leave_stays_and_the_other_is_told_of(node: Node, shims: tupl
 
 
 def test_nobody_changes_places_with_itself(node: Node, shims: tuple[FakeShim, FakeShim]) -> None:
-    assert "cannot be swapped with itself" in node.run("swap", "one", "one", status=1).stderr
+    assert "cannot be swapped with itself" in node.run("swap", "one", "one", status=2).stderr

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from kybernate.export import archives
 from kybernate.export import unpack as unpacking
-from kybernate.export.documents import LAYER, Descriptor, descriptor_of
-from kybernate.export.errors import ArtefactOdd
+from kybernate.export.documents import LAYER, ArtefactInvalid, Descriptor, descriptor_of
 from kybernate.export.layers import Compression
 from kybernate.export.oci_layout import write_layout
 from kybernate.export.pull import fetching
@@ -86,7 +85,7 @@ def extended(content: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
 )
 def test_headers_of_any_number_and_length_are_refused(image: Image, tmp_path: Path, headers: bytes) -> None:
     layer = archive(described(image))
-    with pytest.raises(ArtefactOdd):
+    with pytest.raises(ArtefactInvalid):
         unpack(tmp_path / "layer", headers + layer)
     (whole := tmp_path / "archive").write_bytes(headers + layer)
     with pytest.raises(Failure, match=r"has no|cannot be read|cannot be unpacked|at most"):
@@ -124,10 +123,10 @@ ODD = {
 def test_odd_member_is_refused(image: Image, tmp_path: Path, odd: str) -> None:
     others = [one for one in whole(image) if one[0].name != "checkpoint/core-1.img"]
     if odd == "absolute":  # a name that leads nowhere is no file of the image, and the image's own is missing
-        with pytest.raises(ArtefactOdd, match="are missing"):
+        with pytest.raises(ArtefactInvalid, match="are missing"):
             unpack(tmp_path / "to", archive(*others, ODD[odd]))
     else:
-        with pytest.raises(ArtefactOdd):
+        with pytest.raises(ArtefactInvalid):
             unpack(tmp_path / "to", archive(*others, ODD[odd]))
     assert {path.name for path in tmp_path.iterdir()} <= {"to", "images", "keys"}
     assert not (tmp_path / "to" / NAME).exists()
@@ -136,7 +135,7 @@ def test_odd_member_is_refused(image: Image, tmp_path: Path, odd: str) -> None:
 def test_file_before_the_manifest_twice_or_missing_is_refused(image: Image, tmp_path: Path) -> None:
     members = whole(image)
     for number, odd in enumerate(([*members[1:], members[0]], [*members, members[1]], members[:-1], [])):
-        with pytest.raises(ArtefactOdd):
+        with pytest.raises(ArtefactInvalid):
             unpack(tmp_path / str(number), archive(*odd))
 
 
@@ -144,7 +143,7 @@ def test_huge_headers_are_refused_before_they_are_read(image: Image, tmp_path: P
     for number, kind in enumerate((tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE)):
         info = tarfile.TarInfo("x")
         info.type, info.size = kind, 1 << 40
-        with pytest.raises(ArtefactOdd):
+        with pytest.raises(ArtefactInvalid):
             unpack(tmp_path / str(number), info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
 
 
@@ -154,7 +153,7 @@ def test_impossible_sizes_are_refused(image: Image, tmp_path: Path, config: Conf
         info.size = size
         archive = tmp_path / f"{number}.tar"
         archive.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
-        with pytest.raises(ArtefactOdd):
+        with pytest.raises(ArtefactInvalid):
             fetched(archive, config)
 
 
@@ -167,7 +166,7 @@ def test_bomb_ends_where_the_manifest_does(
     bomb = archive(*whole(image)) + bytes(16 << 20)
     packed = gzip.compress(bomb, 1) if kind == "+gzip" else zstandard.compress(bomb)
     assert len(packed) < 1 << 18
-    with pytest.raises(ArtefactOdd, match="more than its manifest lists"):
+    with pytest.raises(ArtefactInvalid, match="more than its manifest lists"):
         unpack(tmp_path / "to", packed, kind=kind)
 
 
@@ -182,7 +181,7 @@ def test_manifest_that_lists_more_than_fits_is_refused_before_a_file_is_written(
 
 @pytest.mark.parametrize("kind", ["+gzip", "+zstd", "+lzma", ""])
 def test_layer_that_is_not_what_its_type_says_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ArtefactOdd):
+    with pytest.raises(ArtefactInvalid):
         unpack(tmp_path / "to", os.urandom(4096), kind=kind)
 
 
@@ -196,7 +195,7 @@ def test_blob_of_another_size_or_digest_is_refused(image: Image, tmp_path: Path)
     )
     for number, descriptor in enumerate(wrong):
         (tmp_path / str(number)).mkdir()
-        with pytest.raises(ArtefactOdd, match="blob"):
+        with pytest.raises(ArtefactInvalid, match="blob"):
             Unpacking(tmp_path / str(number)).layer(iter((layer,)), descriptor)
 
 
@@ -241,7 +240,7 @@ def test_link_in_place_of_a_blob_is_not_followed(image: Image, tmp_path: Path, c
     for blob in (tmp_path / "layout/blobs/sha256").iterdir():
         shutil.move(blob, tmp_path / blob.name)
         blob.symlink_to(tmp_path / blob.name)
-    with pytest.raises((ArtefactOdd, Failure)):
+    with pytest.raises((ArtefactInvalid, Failure)):
         fetched(tmp_path / "layout", config)
 
 
@@ -259,7 +258,7 @@ def test_index_that_cannot_be_read_is_refused(
     write_layout(image, tmp_path / "layout", "v1", compression=Compression.NONE, directory=True)
     index = tmp_path / "layout/index.json"
     index.write_text(spoil(index.read_text()))
-    with pytest.raises(ArtefactOdd):
+    with pytest.raises(ArtefactInvalid):
         fetched(tmp_path / "layout", config)
 
 

@@ -18,7 +18,7 @@ import pytest
 from kybernate.export import guard, registry_client
 from kybernate.export import push as pushing
 from kybernate.export.credentials import Credentials
-from kybernate.export.errors import ArtefactOdd
+from kybernate.export.documents import ArtefactInvalid
 from kybernate.export.guard import Guard
 from kybernate.export.layer_record import NAME as LAYERS
 from kybernate.export.layers import Compression
@@ -321,7 +321,7 @@ def test_changed_bytes_are_found(server: FakeRegistry, image: Image, config: Con
     digest = str(push(server, image).reference.digest)
     if where == "manifest":
         server.manifests["a/b", digest] = server.manifests["a/b", digest].replace(b"front", b"other")
-        with pytest.raises(ArtefactOdd, match="was changed"):
+        with pytest.raises(ArtefactInvalid, match="was changed"):
             pull(server, config, at(server).at(digest))
         return
     document = json.loads(server.manifests["a/b", digest])
@@ -331,7 +331,7 @@ def test_changed_bytes_are_found(server: FakeRegistry, image: Image, config: Con
     if where == "longer":
         assert pull(server, config) == content(image.path)  # no more than the manifest lists is requested
         return
-    with pytest.raises((ArtefactOdd, Unavailable)):
+    with pytest.raises((ArtefactInvalid, Unavailable)):
         pull(server, config)
     assert {path.name for path in config.checkpoint_root.iterdir()} == {"shop"}
 
@@ -355,7 +355,7 @@ def test_full_disk_is_a_reason_and_leaves_nothing(
 
 def test_other_images_are_not_taken_for_checkpoints(server: FakeRegistry, config: Config) -> None:
     server.manifests["a/b", "v1"] = b'{"schemaVersion": 2, "layers": []}'
-    with pytest.raises(ArtefactOdd, match="not a checkpoint"):
+    with pytest.raises(ArtefactInvalid, match="not a checkpoint"):
         pull(server, config)
     with pytest.raises(Failure, match="cannot be pulled: HTTP 404"):
         pull(server, config, at(server, tag="v2"))

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from kybernate.export import registry_client
-from kybernate.export.documents import LAYER, MOST_DOCUMENT, Descriptor
+from kybernate.export.documents import LAYER, MOST_DOCUMENT, ArtefactInvalid, Descriptor
 from kybernate.export.download import blob
-from kybernate.export.errors import ArtefactOdd
 from kybernate.export.reference import parsed
 from kybernate.export.registry_client import Connection, ImageRegistryClient, Stopped
 from kybernate.node.failure import Unavailable
@@ -90,7 +89,7 @@ def test_manifest_that_is_packed_is_refused_and_not_unpacked(encoding: str, cont
     with client_of(lambda server: iter([head, body])) as (_, client):
         tracemalloc.start()
         try:
-            with pytest.raises(ArtefactOdd, match="gives a compressed manifest"):
+            with pytest.raises(ArtefactInvalid, match="gives a compressed manifest"):
                 client.manifest("v1")
             assert tracemalloc.get_traced_memory()[1] < 20 << 20
         finally:
@@ -103,7 +102,7 @@ def test_manifest_without_an_end_is_cut() -> None:
         while not server.ended.is_set():
             yield b"10000\r\n" + bytes(1 << 16) + b"\r\n"
 
-    with client_of(endless) as (_, client), pytest.raises(ArtefactOdd, match=f"more than {MOST_DOCUMENT} bytes"):
+    with client_of(endless) as (_, client), pytest.raises(ArtefactInvalid, match=f"more than {MOST_DOCUMENT} bytes"):
         client.manifest("v1")
 
 

@@ -86,7 +86,7 @@ def test_compression_is_used_where_it_pays() -> None:
 
 def test_frame_cannot_claim_more_than_the_index_says() -> None:
     sealed = seal(PLAIN, b"i" * 32, bytes(1 << 20))
-    with pytest.raises(ChunkDamaged, match="says another size"):
+    with pytest.raises(ChunkDamaged, match="has another size than the index says"):
         unseal(PLAIN, Sealed(sealed.id, sealed.codec, 4096, sealed.content))
 
 

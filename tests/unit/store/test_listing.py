@@ -149,5 +149,5 @@ def test_lists_that_never_agree_are_refused() -> None:
         if not after:
             there.append(f"packs/{len(there):02}")
 
-    with pytest.raises(StoreInconsistent, match="another one each of 8 times"):
+    with pytest.raises(StoreInconsistent, match="different in each of 8 attempts"):
         listed(pages)

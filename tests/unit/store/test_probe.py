@@ -52,7 +52,7 @@ def test_service_that_has_all_is_not_mentioned_and_keeps_nothing() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Unconditional, "it knows no conditional writes"),
+        (Unconditional, "it does not support conditional writes"),
         (Versioned, "the bucket keeps versions"),
         (Whole, "answers requests for parts of objects with whole ones"),
         (Late, "its lists show what was deleted"),
@@ -72,5 +72,5 @@ def test_clock_that_differs_is_said() -> None:
 
 def test_what_was_found_out_before_is_said() -> None:
     objects = SteppedObjects()
-    objects.lacks = {"it deletes one object by one request"}
-    assert tried(objects) == ["it deletes one object by one request"]
+    objects.lacks = {"it deletes one object per request"}
+    assert tried(objects) == ["it deletes one object per request"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.agent.service.described import Described
+from kybernate.agent.service.for_shims import Described
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate_shim.checkpoint.image.requested import Wanted
 from kybernate_shim.messages import fetch_pb2 as wire

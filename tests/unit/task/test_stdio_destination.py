@@ -13,7 +13,7 @@ from kybernate_shim.errors import Invalid
 from kybernate_shim.task.destination import Destination, parse, plan_outputs
 
 FIFO = "/run/containerd/fifo/1/app-stdout"
-# Every name that a file can have, with bytes that are no UTF-8 as Python carries them
+# Every name that a file can have, with bytes that are not UTF-8 as Python carries them
 names = st.binary(max_size=40).filter(lambda name: b"\0" not in name).map(os.fsdecode)
 words = names.filter(bool)
 

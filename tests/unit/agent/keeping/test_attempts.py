@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.agent.keeping.attempts import Attempts
+from kybernate.agent.keeping.keeper import Attempts
 
 
 def times(attempts: Attempts, until: float, every: float = 10.0) -> list[float]:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.agent.journal import Journal, JournalUnusable
-from kybernate.agent.operations.identify import new_id
 from kybernate.agent.operations.store import SCHEMA, Store, Wanted, decode, encode, fingerprint
+from kybernate.agent.operations.submission import new_id
 from kybernate.node.failure import Claimed, Exhausted, Missing
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.every import VERBS

@@ -162,7 +162,7 @@ def test_operations_of_others_can_be_neither_seen_nor_ended(world: World) -> Non
     async def main() -> None:
         theirs = await world.checkpoint(OTHERS)
         for attempt in (world.get(theirs.id), world.cancel(theirs.id)):
-            with pytest.raises(Denied, match=r"was begun by|of this container"):
+            with pytest.raises(Denied, match=r"was started by|of this container"):
                 await attempt
         with pytest.raises(Missing, match=r"no operation"):
             await world.get("nothing")
@@ -175,7 +175,7 @@ def test_operation_that_root_began_on_the_container_is_seen_and_not_ended(world:
     async def main() -> None:
         roots = await world.engine.submit(Submission(Suspend("c1", "k8s.io"), "uid 0 (pid 1)"))
         assert (await world.get(roots.id)).id == roots.id
-        with pytest.raises(Denied, match="was begun by uid 0"):
+        with pytest.raises(Denied, match="was started by uid 0"):
             await world.cancel(roots.id)
         assert world.engine.operations[roots.id].state == State.PENDING
 

@@ -214,7 +214,7 @@ def test_name_of_several_copies_does_nothing_and_lists_them(
 
 
 def test_copy_of_another_name_in_the_store_stays(three: World) -> None:
-    with pytest.raises(NoImage, match="no copy of the name 'a' is in tier object"):
+    with pytest.raises(NoImage, match="no copy named 'a' is in tier object"):
         act(three, Evict("a", OBJECT))
     act(three, Evict(f"{three.store.url}#-/{IDS[2]}", OBJECT))
     assert asyncio.run(three.stored()) == frozenset()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from kybernate.agent.service.related import Related
+from kybernate.agent.service.for_shims import Related
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.storage.store_index import Indexed, index_store
 from kybernate.registry.catalogue import Catalogue
