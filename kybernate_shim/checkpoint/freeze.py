@@ -10,6 +10,9 @@ PTRACE_SEIZE waits for a thread that cannot move, and nothing but a thaw ends th
 
 A process that is traced has one tracer alone. CRIU would try until its own limit is over to be that, while the tracer
 is frozen, or is none of the container's and may hold what it traces as long as it likes.
+
+A process that was being killed when it was frozen may be a zombie of which threads are left, which CRIU refuses. They
+end once they are thawed.
 Sources: ptrace(2); the kernel's ptrace_attach, which waits for JOBCTL_TRAPPING.
 """
 
@@ -24,7 +27,7 @@ from typing import Final
 
 from kybernate_shim.linux.cgroup.cgroup import Cgroup, FreezeTimedOut
 from kybernate_shim.linux.kcmp import same_memory
-from kybernate_shim.linux.process import is_exiting, parent_of, stranger_that_traces, title_of
+from kybernate_shim.linux.process import first_thread_has_ended, is_exiting, parent_of, stranger_that_traces, title_of
 
 SECONDS: Final = 5.0  # a child executes its program within milliseconds, or waits for another process
 PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds; each is twice the last one
@@ -59,6 +62,11 @@ def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
             f" for the child's program: CRIU cannot seize them. Find out what {child} waits for, and try again"
         )
     for pid in pids:
+        if _has_lost_its_first_thread(pid):
+            return FreezeTimedOut(
+                f"the first thread of {title_of(pid)} has ended while others are left, whenever it is frozen for"
+                f" {seconds:g} s: CRIU cannot dump that. Let it wait for them (pthread_join), and try again"
+            )
         if tracer := _tracer_of(pid):
             return FreezeTimedOut(
                 f"{title_of(pid)} is traced by {title_of(tracer)} (ptrace(2)), whenever it is frozen for {seconds:g} s:"
@@ -71,6 +79,12 @@ def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
                 " seize it. Continue it (SIGCONT) or end it, and try again"
             )
     return None
+
+
+def _has_lost_its_first_thread(pid: int) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return first_thread_has_ended(pid)
+    return False
 
 
 def _tracer_of(pid: int) -> int | None:

@@ -32,7 +32,7 @@ from kybernate_shim.linux.held_files import HeldFile, descriptors, held_files
 from kybernate_shim.linux.kcmp import same_epoll_target
 from kybernate_shim.linux.kernel_text import text_of
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
-from kybernate_shim.linux.process import state_of, stranger_that_traces, title_of
+from kybernate_shim.linux.process import first_thread_has_ended, stranger_that_traces, title_of
 from kybernate_shim.linux.statx import status_at, status_of
 
 SHOWN: Final = 5
@@ -139,7 +139,7 @@ def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
     """Yield the processes whose first thread has ended while others run."""
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
-            if state_of(pid) == "Z" and len(os.listdir(f"/proc/{pid}/task")) > 1:  # noqa: PTH208
+            if first_thread_has_ended(pid):
                 yield (
                     f"the first thread of {title_of(pid)} has ended (pthread_exit) while others run, which CRIU cannot"
                     " dump: let it wait for them (pthread_join)"

@@ -107,6 +107,11 @@ def is_exiting(pid: int) -> bool:
     return fields[0] in ("Z", "X") or bool(int(fields[6]) & PF_EXITING)
 
 
+def first_thread_has_ended(pid: int) -> bool:
+    """Return whether the process is a zombie that has threads. Raises ProcessLookupError, FileNotFoundError."""
+    return state_of(pid) == "Z" and len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208
+
+
 def has_ended(pid: int) -> bool:
     """Return whether the process is gone, or exiting; a zombie whose parent does not reap it counts as well."""
     try:

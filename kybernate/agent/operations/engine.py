@@ -25,7 +25,7 @@ from kybernate.agent.operations.store import MOST_LIST, Store, Wanted
 from kybernate.agent.operations.submission import AGENT_STOPPING_ADVICE, new_id, require_valid
 from kybernate.agent.operations.watchers import Watchers
 from kybernate.messages import agent_pb2
-from kybernate.node.failure import Missing, Unavailable
+from kybernate.node.failure import Missing, Refused, Unavailable
 from kybernate.verbs.model import Arguments, Limits, Observation, Operation, Report, Seen, State, Submission, Target
 
 RETRY_SECONDS = 1.0  # between attempts to write to a journal that cannot be written
@@ -82,8 +82,8 @@ class Engine:
         """Take a request. Its operation is in the journal when this returns.
 
         The same key and request mean the same operation, also concurrently, after a restart and after its end. Raises
-        Claimed, Invalid, Exhausted, Unavailable, JournalUnusable, and what the executor
-        has against it, such as Missing.
+        Claimed, Invalid, Exhausted, Unavailable, JournalUnusable, Refused where it was to begin at once, and what the
+        executor has against it, such as Missing.
         """
         require_valid(submission)
         return await self._whole(self._submit(submission))
@@ -92,10 +92,6 @@ class Engine:
         """Return an operation as it is now. Raises Missing."""
         known = self._operations.get(id)
         return self._tracks.with_progress(known if known is not None else await self._store.get(id))
-
-    def holds(self, name: str) -> bool:
-        """Return whether an operation that has not ended holds, or waits for, what has this name."""
-        return any(name in operation.target.holds for operation in self._operations.values())
 
     async def list(self, wanted: Wanted = Wanted()) -> Sequence[Operation]:  # noqa: B008  # frozen
         """Return operations, newest first. Raises Missing for an unknown `before`."""
@@ -198,6 +194,8 @@ class Engine:
 
     async def _add(self, operation: Operation, submission: Submission, limits: Limits) -> Operation:
         async with self._lock:
+            if submission.at_once:
+                self._require_free(operation)
             added = await self._store.add(operation, submission, pending=limits.pending)
             if added.id != operation.id:
                 return added
@@ -205,6 +203,16 @@ class Engine:
             self._show(added)
         self.wake()
         return added
+
+    def _require_free(self, wanted: Operation) -> None:
+        """Raise Refused where another operation has, or waits for, what an operation would hold."""
+        for other in self._operations.values():
+            if set(wanted.target.holds) & set(other.target.holds):
+                raise Refused(
+                    f"the {wanted.verb} would wait for {title(other)} (operation {other.id})",
+                    state="no operation was started",
+                    advice="repeat it when that operation has ended",
+                )
 
     async def _cancel(self, id: str) -> Operation:
         await self._loaded.wait()

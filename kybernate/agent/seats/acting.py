@@ -49,11 +49,12 @@ class Acting:
         return await self._done(seat, Sleep(key[1], key[0], gpu_only=True), again=again)
 
     async def swap(self, seat: str, out: Key, key: Key, *, again: bool = False) -> Outcome:
-        """Do both at the same time; one after the other for containers of different namespaces."""
-        if any(self._engine.holds(f"container {one[0]}/{one[1]}") for one in (out, key)):
-            return Outcome(False, "another operation runs on one of the two containers")
+        """Do both at the same time; one after the other for containers of different namespaces.
+
+        A swap never waits for another operation on one of the two, which may itself wait for the room that it makes.
+        """
         if out[0] == key[0]:
-            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS, again=again)
+            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS, again=again, at_once=True)
         left = await self.suspend(seat, out, again=again)
         return await self.wake(seat, key) if left.succeeded else left
 
@@ -73,13 +74,15 @@ class Acting:
         with suppress(Failure):  # it has ended, or does at its deadline
             await self._engine.cancel(operation)
 
-    async def _done(self, seat: str, verb: Verb, seconds: float = SECONDS, *, again: bool = False) -> Outcome:
+    async def _done(
+        self, seat: str, verb: Verb, seconds: float = SECONDS, *, again: bool = False, at_once: bool = False
+    ) -> Outcome:
         labels = {SEAT: seat} if seat else {}
         if again:
             labels[AT_WORK] = "true"
         try:
             begun = await self._engine.submit(
-                Submission(verb, requester=self._requester, seconds=seconds, labels=labels)
+                Submission(verb, requester=self._requester, seconds=seconds, labels=labels, at_once=at_once)
             )
             return _outcome(await self._last(begun.id))
         except Failure as error:

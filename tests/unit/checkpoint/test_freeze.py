@@ -141,6 +141,50 @@ def test_stopped_process_stands_in_the_way_with_cgroup_version_1(
         assert cgroup.orders == ["freeze"]
 
 
+WITHOUT_FIRST_THREAD = """
+import ctypes, sys, threading
+def left():
+    sys.stdin.readline()
+    import os
+    os._exit(0)
+threading.Thread(target=left).start()
+print(flush=True)
+ctypes.CDLL(None).syscall(60, 0)  # exit(2), of this thread alone
+"""
+
+
+@pytest.fixture
+def without_first_thread() -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-c", WITHOUT_FIRST_THREAD]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert eventually(lambda: linux_process.first_thread_has_ended(process.pid))
+            yield process
+        finally:
+            process.kill()
+
+
+def test_container_is_frozen_anew_until_a_process_that_was_being_killed_has_ended(
+    without_first_thread: subprocess.Popen[bytes],
+) -> None:
+    class Ending(FakeCgroup):
+        def thaw(self) -> None:
+            super().thaw()
+            without_first_thread.kill()
+            without_first_thread.wait()
+
+    cgroup = Ending([without_first_thread.pid])
+    freeze_container(cast(Cgroup, cgroup))
+    assert cgroup.orders == ["freeze", "thaw", "freeze"]
+
+
+def test_process_that_stays_without_its_first_thread_is_named(without_first_thread: subprocess.Popen[bytes]) -> None:
+    cgroup = FakeCgroup([without_first_thread.pid])
+    with pytest.raises(FreezeTimedOut, match=rf"first thread of .*\[{without_first_thread.pid}] has ended"):
+        freeze_container(cast(Cgroup, cgroup), seconds=0.1)
+    assert cgroup.orders[-1] == "thaw"
+
+
 TRACER = """
 import ctypes, os, time
 libc, child = ctypes.CDLL(None), os.fork()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import pytest
 
 from kybernate.agent.journal import Journal, JournalUnusable
 from kybernate.agent.operations import engine as module
-from kybernate.agent.operations import tracks
+from kybernate.agent.operations import progress
 from kybernate.agent.operations.engine import Engine
 from kybernate.agent.operations.executor import Heard
 from kybernate.agent.operations.progress import Track, seconds_left
 from kybernate.agent.operations.store import SCHEMA
 from kybernate.agent.operations.watchers import Watcher
 from kybernate.messages import agent_pb2
-from kybernate.node.failure import Invalid, Missing, Unavailable
+from kybernate.node.failure import Invalid, Missing, Refused, Unavailable
 from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.errors import OperationUndone, OutcomeUnknown
 from kybernate.verbs.every import VERBS
@@ -140,6 +140,24 @@ def test_request_is_looked_at_again_where_its_container_ends_between_two_looks(t
     asyncio.run(work())
 
 
+def test_what_is_to_begin_at_once_does_not_wait_for_another_operation(tmp_path: Path) -> None:
+    async def work() -> None:
+        at_once = replace(ASK, at_once=True)
+        async with agent(tmp_path) as node:
+            first = await node.begun(at_once)
+            with pytest.raises(Refused, match=f"would wait for .* \\(operation {first.id}\\)"):
+                await node.engine.submit(at_once)
+            node.script.ends[first.id].set_result(Result())
+            await node.ended(first.id)
+            await node.begun(at_once)
+            waits = await node.engine.submit(ASK)
+            assert waits.state == State.PENDING
+            with pytest.raises(Refused):
+                await node.engine.submit(at_once)
+
+    asyncio.run(work())
+
+
 def test_watcher_sees_every_state_and_the_end(tmp_path: Path) -> None:
     async def work() -> None:
         async with agent(tmp_path) as node:
@@ -175,7 +193,7 @@ async def _states(engine: Engine, id: str) -> list[State]:
 
 
 def test_progress_is_shown_a_few_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracks, "SHOW_SECONDS", 3600.0)
+    monkeypatch.setattr(progress, "SHOW_SECONDS", 3600.0)
 
     async def work() -> None:
         async with agent(tmp_path) as node:
@@ -184,9 +202,9 @@ def test_progress_is_shown_a_few_times_a_second(tmp_path: Path, monkeypatch: pyt
             for done in range(1000):
                 node.script.heard[one.id](Report("dump", done, 1000))
             assert len(node.published) - before <= 1
-            progress = (await node.engine.get(one.id)).progress
-            assert progress is not None
-            assert (progress.step, progress.done_bytes, progress.total_bytes) == ("dump", 999, 1000)
+            shown = (await node.engine.get(one.id)).progress
+            assert shown is not None
+            assert (shown.step, shown.done_bytes, shown.total_bytes) == ("dump", 999, 1000)
 
     asyncio.run(work())
 

@@ -22,9 +22,6 @@ class FakeEngine:
     def __init__(self) -> None:
         self.submitted: list[Submission] = []
 
-    def holds(self, name: str) -> bool:
-        return False
-
     async def submit(self, submission: Submission) -> Operation:
         self.submitted.append(submission)
         return Operation("1", submission.arguments, Target(), created=0)
@@ -48,3 +45,9 @@ def test_journal_notes_what_left_at_work(again: bool) -> None:
     assert done(engine, lambda acting: acting.suspend("g0-s0", A, again=again)).succeeded
     expected = {SEAT: "g0-s0"} | ({AT_WORK: "true"} if again else {})
     assert [one.labels for one in engine.submitted] == [expected, expected]
+
+
+def test_a_swap_waits_for_no_other_operation() -> None:
+    engine = FakeEngine()
+    done(engine, lambda acting: acting.swap("g0-s0", A, B))
+    assert [one.at_once for one in engine.submitted] == [True]
