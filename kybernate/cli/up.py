@@ -212,7 +212,7 @@ def _write_example(file: Path, text: str) -> None:
             written.write(text)
     except FileExistsError as error:
         raise Unavailable(
-            f"{file} is there already",
+            f"{file} was not written: it exists",
             state="it stays as it is",
             advice="name another file at the end of the command; `kybernate up --check` reads the one that is there",
         ) from error

@@ -113,7 +113,8 @@ def read_document(text: str, name: str, read: Callable[[Item], Read]) -> Read:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+        lines = text.split("\n")
+        line = lines[mark.line] if mark and mark.line < len(lines) else ""
         quotes = "; a value with ${…} needs quotes inside braces" if "${" in line else ""
         raise unusable(f"{name}{place}: {error.problem}{quotes}") from error
     except (yaml.YAMLError, RecursionError) as error:

@@ -56,7 +56,7 @@ class Submission:
 
     `key` is the caller's idempotency key, unique within `scope`: "" for operators, and a container for its own
     processes, whose keys do not concern others. `seconds` is the time until the deadline, 0 for the configured one.
-    `at_once`: refuse it where another operation has, or waits for, what it would hold.
+    `immediate`: refuse it where another operation has, or waits for, what it would hold.
     """
 
     arguments: Arguments
@@ -65,7 +65,7 @@ class Submission:
     scope: str = ""
     seconds: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
-    at_once: bool = False
+    immediate: bool = False
 
 
 @dataclass(frozen=True)

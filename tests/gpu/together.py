@@ -1,10 +1,10 @@
 """Several runs on one machine at the same time: `tests/gpu/together start PLAN --dir DIR`, then `wait --dir DIR`.
 
-PLAN is a TOML file of jobs. Each runs on a node of its own (tests/gpu/beside), with the GPUs that it names, and begins
-when these are free and no job before it waits for one of them. A job that fails or exceeds its time ends alone, with
-all that its node has started. `start` returns immediately, and what it has started lives on after the command that
-called it; `wait` returns after --seconds at most. It prints where each job is and what has been measured so far, and
-packs all that they have written into --out: status.json, figures.json, logs.tar.gz.
+PLAN is a TOML file of jobs. Each runs on a node of its own (`tests/gpu/beside`), with the GPUs that it names, and
+begins when these are free and no job before it waits for one of them. A job that fails or exceeds its time ends
+alone, with all that its node has started. `start` returns immediately, and what it has started lives on after the
+command that called it; `wait` returns after --seconds at most. It prints where each job is and what has been measured
+so far, and packs all that they have written into --out: status.json, figures.json, logs.tar.gz.
 
     [[jobs]]
     name = "models"
@@ -166,7 +166,7 @@ def namespace(pid: int) -> str:
 
 def end_node(node: str) -> None:
     """Kill all processes of a mount namespace, and those that they have started."""
-    import psutil  # of the machine or the kit: whoever plans and reads needs none
+    import psutil  # of the machine or the kit: plans and reports need none
 
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():

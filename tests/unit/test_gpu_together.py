@@ -1,4 +1,4 @@
-"""The decisions of tests/gpu that need no GPU: which job begins, which device nodes a node has, what a run tells."""
+"""The decisions of tests/gpu that need no GPU: which job begins, which device nodes a node has, what a run prints."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Engine:
         """Take a request. Its operation is in the journal when this returns.
 
         The same key and request mean the same operation, also concurrently, after a restart and after its end. Raises
-        Claimed, Invalid, Exhausted, Unavailable, JournalUnusable, Refused where it was to begin at once, and what the
-        executor has against it, such as Missing.
+        Claimed, Invalid, Exhausted, Unavailable, JournalUnusable, Refused where it was to begin immediately, and what
+        the executor has against it, such as Missing.
         """
         require_valid(submission)
         return await self._whole(self._submit(submission))
@@ -194,7 +194,7 @@ class Engine:
 
     async def _add(self, operation: Operation, submission: Submission, limits: Limits) -> Operation:
         async with self._lock:
-            if submission.at_once:
+            if submission.immediate:
                 self._require_free(operation)
             added = await self._store.add(operation, submission, pending=limits.pending)
             if added.id != operation.id:

@@ -54,7 +54,7 @@ class Acting:
         A swap never waits for another operation on one of the two, which may itself wait for the room that it makes.
         """
         if out[0] == key[0]:
-            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS, again=again, at_once=True)
+            return await self._done(seat, Swap(out[1], key[1], key[0]), SWAP_SECONDS, again=again, immediate=True)
         left = await self.suspend(seat, out, again=again)
         return await self.wake(seat, key) if left.succeeded else left
 
@@ -75,14 +75,14 @@ class Acting:
             await self._engine.cancel(operation)
 
     async def _done(
-        self, seat: str, verb: Verb, seconds: float = SECONDS, *, again: bool = False, at_once: bool = False
+        self, seat: str, verb: Verb, seconds: float = SECONDS, *, again: bool = False, immediate: bool = False
     ) -> Outcome:
         labels = {SEAT: seat} if seat else {}
         if again:
             labels[AT_WORK] = "true"
         try:
             begun = await self._engine.submit(
-                Submission(verb, requester=self._requester, seconds=seconds, labels=labels, at_once=at_once)
+                Submission(verb, requester=self._requester, seconds=seconds, labels=labels, immediate=immediate)
             )
             return _outcome(await self._last(begun.id))
         except Failure as error:

@@ -101,7 +101,7 @@ def test_recipe_that_cannot_be_read_hides_no_other() -> None:
         found = [one.id async for one in target.recipes("team-a", broken=broken.__setitem__)]
         assert (found, list(broken)) == (["1", "2"], ["images/team-a/0"])
         assert (await named_recipe(target, "web-2")).id == "2"
-        with pytest.raises(NoImage, match=r"name 'web-0'; 'images/team-a/0' cannot be read: a recipe was changed"):
+        with pytest.raises(NoImage, match=r"named 'web-0'; 'images/team-a/0' cannot be read: a recipe was changed"):
             await named_recipe(target, "web-0")
         tier = ObjectTier(target, "s3://b")
         assert [held.ref.id async for held in tier.images()] == ["1", "2"]

@@ -60,7 +60,7 @@ def test_kubeconfig_with_files_beside_it_and_content_in_it(tmp_path: Path) -> No
     [
         ({"exec": {"command": "aws"}}, {}, "neither a token"),
         ({"token": "t"}, {"server": "http://api"}, "no https:// URL"),
-        ({"token": "t"}, {"certificate-authority-data": "%"}, "no kubeconfig"),
+        ({"token": "t"}, {"certificate-authority-data": "%"}, "not a usable kubeconfig"),
     ],
 )
 def test_kubeconfig_that_cannot_be_used_is_refused(

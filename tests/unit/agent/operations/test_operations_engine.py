@@ -140,20 +140,20 @@ def test_request_is_looked_at_again_where_its_container_ends_between_two_looks(t
     asyncio.run(work())
 
 
-def test_what_is_to_begin_at_once_does_not_wait_for_another_operation(tmp_path: Path) -> None:
+def test_what_is_to_begin_immediately_does_not_wait_for_another_operation(tmp_path: Path) -> None:
     async def work() -> None:
-        at_once = replace(ASK, at_once=True)
+        immediate = replace(ASK, immediate=True)
         async with agent(tmp_path) as node:
-            first = await node.begun(at_once)
+            first = await node.begun(immediate)
             with pytest.raises(Refused, match=f"would wait for .* \\(operation {first.id}\\)"):
-                await node.engine.submit(at_once)
+                await node.engine.submit(immediate)
             node.script.ends[first.id].set_result(Result())
             await node.ended(first.id)
-            await node.begun(at_once)
+            await node.begun(immediate)
             waits = await node.engine.submit(ASK)
             assert waits.state == State.PENDING
             with pytest.raises(Refused):
-                await node.engine.submit(at_once)
+                await node.engine.submit(immediate)
 
     asyncio.run(work())
 

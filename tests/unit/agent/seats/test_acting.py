@@ -50,4 +50,4 @@ def test_journal_notes_what_left_at_work(again: bool) -> None:
 def test_a_swap_waits_for_no_other_operation() -> None:
     engine = FakeEngine()
     done(engine, lambda acting: acting.swap("g0-s0", A, B))
-    assert [one.at_once for one in engine.submitted] == [True]
+    assert [one.immediate for one in engine.submitted] == [True]

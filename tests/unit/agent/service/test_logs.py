@@ -93,7 +93,7 @@ def test_readers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         readers = [node.logs.read(CONTAINER, 1, follow=True) for _ in range(3)]
         for reader in readers[:2]:
             await anext(reader)
-        with pytest.raises(Refused, match="2 logs are being read"):
+        with pytest.raises(Refused, match="2 logs are already being read"):
             await anext(readers[2])
         await readers[0].aclose()  # type: ignore[attr-defined]  # it is a generator
         await anext(node.logs.read(CONTAINER, 1, follow=True))
