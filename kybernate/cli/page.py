@@ -74,6 +74,12 @@ def serve(
             f"{listen!r} is not an address",
             advice="write HOST:PORT, such as 127.0.0.1:7070, or :7070 for all addresses of the node",
         ) from error
+    try:
+        program.host_of(url)
+    except ValueError as error:
+        raise Invalid(
+            f"{url!r} is not a URL: {error}", advice="write https://HOST or http://HOST, with its port"
+        ) from error
     serving = program.Serving(
         host, port, url, agent, proxy, proxy_key, certificate, key, socket, session_key, plaintext
     )

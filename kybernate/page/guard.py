@@ -86,4 +86,7 @@ class OwnAddress:
         if (site := request.headers.get("sec-fetch-site")) is not None:
             return site in ("same-origin", "none")
         origin = request.headers.get("origin", "null")
-        return origin == "null" or urlsplit(origin).netloc.casefold() == host.casefold()
+        try:
+            return origin == "null" or urlsplit(origin).netloc.casefold() == host.casefold()
+        except ValueError:  # such as of "http://["
+            return False

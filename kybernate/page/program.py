@@ -86,7 +86,7 @@ async def serve(serving: Serving, source: Source, log: Log) -> None:
         log,
         chat=Chat(serving.proxy, serving.proxy_key) if serving.proxy else None,
         secure=serving.certificate is not None or serving.url.startswith("https:"),
-        hosts=[name for name in (serving.host, socket.gethostname(), urlsplit(serving.url).hostname) if name],
+        hosts=[name for name in (serving.host, socket.gethostname(), host_of(serving.url)) if name],
     )
     server = Quiet(
         page.stop,
@@ -272,6 +272,11 @@ def _url(serving: Serving, port: int) -> str:
     """Return what browsers reach the page by: the node's name where it listens on all addresses."""
     host = socket.gethostname() if serving.host in ("0.0.0.0", "::") else serving.host
     return f"{'https' if serving.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def host_of(url: str) -> str:
+    """Return the host that a URL names, "" without one. Raises ValueError."""
+    return urlsplit(url).hostname or ""
 
 
 def address_of(text: str) -> tuple[str, int]:

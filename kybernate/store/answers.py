@@ -100,9 +100,17 @@ def _failure(meaning: Meaning, title: str, name: str, error: Exception) -> Failu
     return meaning.error(f"{title}: {name}: {words}{_short(error)}", advice=meaning.advice or meaning.error.advice)
 
 
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL, "" where it is not one."""
+    try:
+        return urlsplit(url).scheme
+    except ValueError:  # such as of "http://["
+        return ""
+
+
 def missing_variables(url: str, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the variables with the credentials of a store's service that an environment lacks."""
-    scheme = urlsplit(url).scheme
+    scheme = scheme_of(url)
     return tuple(name for name in VARIABLES.get(ALIASES.get(scheme, scheme), ()) if not environment.get(name))
 
 

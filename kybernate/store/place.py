@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from kybernate.store.answers import scheme_of
 from kybernate.store.chunkstore import ChunkStore
 from kybernate.store.errors import StoreInvalid
 from kybernate.store.keys import read_key
@@ -49,7 +49,7 @@ def open_store(place: StorePlace, index: Path | str = TEMPORARY) -> ChunkStore:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    scheme = urlsplit(place.url).scheme
+    scheme = scheme_of(place.url)
     if scheme not in SCHEMES:
         raise StoreInvalid(f"{place.url!r} is not the URL of a store", advice=f"use one of {', '.join(SCHEMES)}://…")
     ca = _certificates(place.ca) if place.ca else None

@@ -51,11 +51,14 @@ class Hook:
     level: str = "info"
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        advice = "give an https:// or http:// URL with a host"
+        try:
+            parts, _ = urlsplit(self.url), urlsplit(self.url).port
+        except ValueError as error:
+            raise Failure(f"the URL of a webhook cannot be read: {error}", advice=advice) from error
         if parts.scheme not in ("https", "http") or not parts.hostname:
             raise Failure(
-                f"the URL of a webhook has the scheme {parts.scheme!r} and the host {parts.hostname!r}",
-                advice="give an https:// or http:// URL with a host",
+                f"the URL of a webhook has the scheme {parts.scheme!r} and the host {parts.hostname!r}", advice=advice
             )
 
     @property

@@ -88,6 +88,7 @@ def test_form_without_the_sessions_proof_does_nothing(site: Site, proof: str | N
         {"sec-fetch-site": "same-site"},  # another port of this host, whose pages get its cookies, too
         {"origin": "http://127.0.0.1:9999"},
         {"origin": "https://evil.example"},
+        {"origin": "http://["},
         {"origin": "http://127.0.0.1.evil.example:7070"},
     ],
 )

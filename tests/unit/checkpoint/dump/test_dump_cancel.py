@@ -221,7 +221,7 @@ def test_dump_ends_at_its_deadline_whatever_it_waits_for(
     async def story() -> None:
         monkeypatch.setattr(memory_first, "find_overlay", lambda rootfs: SimpleNamespace(upper=target.image.parent))
         monkeypatch.setattr(module, name, stand)
-        task = asyncio.ensure_future(checkpoint(target, deadline=0.2, **request_))
+        task = asyncio.ensure_future(checkpoint(target, deadline=1.0, **request_))
         await asyncio.to_thread(standing.wait, 10)
         await asyncio.wait({task}, timeout=10)
         assert task.done()
