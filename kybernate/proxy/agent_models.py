@@ -120,7 +120,7 @@ class AgentModels:
             model.container, namespace=model.namespace, in_flight=in_flight, lasts=LASTS_SECONDS, reporter=self.name
         )
         mark, self._marks[model.name] = self._marks.get(model.name, use.mark), use.mark
-        return use.in_flight > in_flight or use.mark != mark
+        return use.in_flight > in_flight or use.mark > mark
 
     def share(self, requests: AsyncIterator[wire.ConcurrencyRequest]) -> AsyncIterator[wire.ConcurrencyShare]:
         """See `Sharing`."""

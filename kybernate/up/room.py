@@ -30,7 +30,7 @@ WhyNot = Callable[[Sequence["Holder"]], str]  # why one does not wait for these 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as the agent reports it, in bytes."""
+    """A GPU: its UUID, its number in CDI names, and its memory in bytes."""
 
     uuid: str
     index: int

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
 from kybernate.client.asynchronous import AsyncAgent
+from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure, Unavailable
 from kybernate.proxy.agent_models import AgentModels
 from kybernate.proxy.engine import Engine
@@ -253,5 +254,14 @@ def in_window(entry: Entry) -> bool:
 
 async def gpus_of(agent: AsyncAgent) -> list[Gpu]:
     """Return the node's GPUs."""
-    node = await agent.node()
-    return [Gpu(one.uuid, one.index, one.total_bytes, one.used_bytes) for one in node.gpus]
+    return numbered((await agent.node()).gpus)
+
+
+def numbered(gpus: Iterable[wire.Gpu]) -> list[Gpu]:
+    """Return GPUs by the numbers that CDI names have: the order of PCI addresses, as NVML's.
+
+    The agent's `index` is that of the device node, which can be another one.
+    Source: `nvidia-ctk cdi generate` of NVIDIA's container toolkit.
+    """
+    ordered = sorted(gpus, key=lambda one: one.pci_address)
+    return [Gpu(one.uuid, number, one.total_bytes, one.used_bytes) for number, one in enumerate(ordered)]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from kybernate_shim.cuda_worker.bindings import driver as cuda
-from kybernate_shim.cuda_worker.nvml import Nvml
+from kybernate_shim.cuda_worker.nvml import Nvml, Uses
 from kybernate_shim.linux.numa import node_of_device
 from kybernate_shim.sizes import NO_NODE
 from kybernate_shim.worker_protocol.cuda_jobs import (
@@ -130,11 +131,12 @@ def _reported_by_nvml(uuids: Sequence[str]) -> tuple[str, list[NvmlMemory | None
     except (OSError, AttributeError):
         return "", [None] * len(uuids), [{} for _ in uuids]
     try:
-        return nvml.driver_version(), [nvml.memory_of(uuid) for uuid in uuids], _paths(nvml, tuple(uuids))
+        return nvml.driver_version(), [nvml.memory_of(uuid, _uses[uuid]) for uuid in uuids], _paths(nvml, tuple(uuids))
     finally:
         nvml.close()
 
 
+_uses: defaultdict[str, Uses] = defaultdict(Uses)  # by GPU, as long as this worker lives
 _known_paths: dict[tuple[str, ...], tuple[float, list[dict[str, str]]]] = {}  # by GPUs: when it was asked, the answer
 
 

@@ -7,7 +7,8 @@ ctypes do. Source: docs.nvidia.com "NVML API Reference Guide".
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from kybernate_shim.worker_protocol.cuda_jobs import NvmlMemory
 
@@ -64,6 +65,27 @@ _NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND: no sample, as nothing has computed
 _UNKNOWN_BYTES = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 
+@dataclass
+class Uses:
+    """When processes last used a GPU, in microseconds by pid.
+
+    NVML answers with an average for each process over the samples since a time, and with the time of the newest of all
+    samples. So each look asks for what has come since the last one: over all samples, a process would seem to work for
+    as long as NVML keeps them, which are some 16 s.
+    """
+
+    newest: int = 0
+    by_pid: dict[int, int] = field(default_factory=dict)
+
+    def add(self, samples: Iterable[_Sample]) -> None:
+        """Take what NVML answers. The processes that used it least lately are forgotten beyond _MOST_PROCESSES."""
+        for one in samples:
+            self.newest = max(one.microseconds, self.newest)
+            if one.multiprocessors or one.memory or one.encoder or one.decoder:
+                self.by_pid[one.pid] = max(one.microseconds, self.by_pid.get(one.pid, 0))
+        self.by_pid = dict(sorted(self.by_pid.items(), key=lambda it: it[1])[-_MOST_PROCESSES:])
+
+
 class Nvml:
     """An open NVML. Raises OSError when it cannot be loaded or has no driver below it."""
 
@@ -82,8 +104,11 @@ class Nvml:
             return ""
         return text.value.decode(errors="replace")
 
-    def memory_of(self, uuid: str) -> NvmlMemory | None:
-        """Return what is known about the GPU `uuid` ("GPU-…"), or None when NVML does not know it."""
+    def memory_of(self, uuid: str, uses: Uses) -> NvmlMemory | None:
+        """Return what is known about the GPU `uuid` ("GPU-…"), or None when NVML does not know it.
+
+        `uses` is what the looks so far have seen of its processes, and sees more.
+        """
         gpu, memory, mode, pending = ctypes.c_void_p(), _Memory(), ctypes.c_uint(0), ctypes.c_uint()
         if self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu)):
             return None
@@ -93,7 +118,7 @@ class Nvml:
         self._library.nvmlDeviceGetMigMode(gpu, ctypes.byref(mode), ctypes.byref(pending))
         number = ctypes.c_uint(0)
         self._library.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(number))
-        return NvmlMemory(memory.free, mode.value == 1, number.value, self._holdings(gpu), self._computed(gpu))
+        return NvmlMemory(memory.free, mode.value == 1, number.value, self._holdings(gpu), self._computed(gpu, uses))
 
     def paths(self, uuids: Sequence[str]) -> list[dict[str, str]]:
         """Return how each GPU is connected to each other one, by that one's UUID, as far as NVML reports it.
@@ -149,18 +174,15 @@ class Nvml:
         found = processes[: count.value]
         return {process.pid: process.bytes for process in found if process.bytes != _UNKNOWN_BYTES}
 
-    def _computed(self, gpu: ctypes.c_void_p) -> dict[int, int] | None:
-        """Return when each process last used the GPU, as far as NVML's samples reach back; None where it takes none.
+    def _computed(self, gpu: ctypes.c_void_p, uses: Uses) -> dict[int, int] | None:
+        """Return when each process last used the GPU, as far as NVML's samples reach; None where it takes none.
 
         It takes none of a GPU in MIG mode.
         """
         count, samples = ctypes.c_uint(_MOST_SAMPLES), (_Sample * _MOST_SAMPLES)()
-        everything = ctypes.c_ulonglong(0)
-        result = self._library.nvmlDeviceGetProcessUtilization(gpu, samples, ctypes.byref(count), everything)
-        if result:
-            return {} if result == _NOT_FOUND else None
-        found: dict[int, int] = {}
-        for one in samples[: count.value]:
-            if one.multiprocessors or one.memory or one.encoder or one.decoder:
-                found[one.pid] = max(one.microseconds, found.get(one.pid, 0))
-        return found
+        since = ctypes.c_ulonglong(uses.newest)
+        result = self._library.nvmlDeviceGetProcessUtilization(gpu, samples, ctypes.byref(count), since)
+        if result not in (0, _NOT_FOUND):
+            return None
+        uses.add(samples[: 0 if result else count.value])
+        return dict(uses.by_pid)

@@ -386,7 +386,7 @@ def prepared(root: Path, names: list[str], arguments: argparse.Namespace) -> Pla
         touch_what_is_there(arguments.arena * GIB)
     (root / "agent.toml").write_text(
         f'state_directory = "{root}/agent/state"\nsocket = "{root}/agent/agent.sock"\n'
-        f'registry = "sqlite:///{root}/agent/registry.db"\n[operations]\ncopies_per_disk = 2\n{SEATS}'
+        f'registry = "sqlite:///{root}/agent/registry.db"\n[operations]\nper_disk = 2\n{SEATS}'
     )
     device = "pretended" if arguments.pretended else "cuda"
     command = json.dumps([sys.executable, str(PROGRAM), "${MODEL}", str(arguments.gib), "${PORT}", device])

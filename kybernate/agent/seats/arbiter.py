@@ -293,8 +293,9 @@ class Arbiter:
             kept.wish = wish
             if wish:
                 self.ask(key, "annotation")
-        if mark != kept.mark:
-            kept.mark, kept.worked_at = mark, now
+        if mark > kept.mark:
+            kept.worked_at = now
+        kept.mark = mark  # it falls where a program of the driver is started again
         busy = container.active_until.ToMicroseconds() / 1e6 > now or now - kept.worked_at < 1.5 * LOOK_SECONDS
         priority = self._around.priority(container)
         return Seen(

@@ -255,7 +255,9 @@ def test_info_has_when_processes_computed(use: Run, gpus: Gpus) -> None:
 
     count = len(gpus.uuids)
     assert computed() == [{}] * count
-    gpus.load((7, 500, 30), (7, 700, 1), (7, 900, 0), (8, 900, 0), (9, 100, 100))
-    assert computed() == [{7: 700, 9: 100}] * count
+    gpus.load((7, 500, 30), (7, 700, 1), (8, 700, 0), (9, 100, 100))
+    assert computed() == [{7: 700, 9: 700}] * count
+    gpus.load((7, 500, 30), (7, 700, 1), (7, 900, 0), (8, 900, 2), (9, 900, 0))  # NVML keeps those of some seconds
+    assert computed() == [{7: 700, 8: 900, 9: 700}] * count
     gpus.split()  # NVML has no samples then
     assert computed() == [None] * count

@@ -306,7 +306,8 @@ struct sample {
 };
 
 /* The state directory's file `load` has lines of a pid, microseconds and a percentage, for every GPU. As NVML does, it
- * answers that nothing is found where there is no sample, and takes none in MIG mode. */
+ * answers with one sample for each process: what it used since `since`, with the time of the newest sample of all; that
+ * nothing is found where there is no sample; and takes none in MIG mode. */
 EXPORT int nvmlDeviceGetProcessUtilization(handle device, struct sample *samples, unsigned int *count,
                                            unsigned long long since)
 {
@@ -322,12 +323,26 @@ EXPORT int nvmlDeviceGetProcessUtilization(handle device, struct sample *samples
         return NVML_ERROR_NOT_SUPPORTED;
     if (!read_state("load", text, sizeof text))
         return NVML_ERROR_NOT_FOUND;
-    while ((line = strsep(&rest, "\n")) && *count < room) {
+    unsigned long long newest = 0;
+    while ((line = strsep(&rest, "\n"))) {
         struct sample one = {0};
-        if (sscanf(line, "%u %llu %u", &one.pid, &one.microseconds, &one.multiprocessors) == 3 &&
-            one.microseconds > since)
+        unsigned int known = 0;
+        if (sscanf(line, "%u %llu %u", &one.pid, &one.microseconds, &one.multiprocessors) != 3 ||
+            one.microseconds <= since)
+            continue;
+        if (one.microseconds > newest)
+            newest = one.microseconds;
+        while (known < *count && samples[known].pid != one.pid)
+            known++;
+        if (known == room)
+            continue;
+        if (known == *count)
             samples[(*count)++] = one;
+        else if (one.multiprocessors > samples[known].multiprocessors)
+            samples[known].multiprocessors = one.multiprocessors;
     }
+    for (unsigned int index = 0; index < *count; index++)
+        samples[index].microseconds = newest;
     return *count ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 

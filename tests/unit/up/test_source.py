@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from kybernate.messages import agent_pb2 as wire
 from kybernate.proxy.holding import Phase
 from kybernate.up import source as sources
 from kybernate.up.lifecycle import Done
 from kybernate.up.models_file import parse
-from kybernate.up.source import KeptModels
+from kybernate.up.source import KeptModels, numbered
 from kybernate.up.steps import Kept
 
 ALWAYS = "models: {m: {image: x, windows: [{from: '00:00', to: '24:00'}]}}"
@@ -51,3 +52,12 @@ def test_model_that_made_room_in_its_window_comes_back(monkeypatch: pytest.Monke
             keeping.cancel()
 
     asyncio.run(window())
+
+
+def test_gpus_have_the_numbers_of_cdi_names() -> None:
+    """Those of device nodes can be others: of one GPU of a large machine, or where the kernel has found them otherwise."""
+    node = [
+        wire.Gpu(uuid="GPU-b", index=2, pci_address="0000:65:00.0", total_bytes=80),
+        wire.Gpu(uuid="GPU-a", index=3, pci_address="0000:17:00.0", total_bytes=80),
+    ]
+    assert [(one.uuid, one.index) for one in numbered(node)] == [("GPU-a", 0), ("GPU-b", 1)]
