@@ -30,12 +30,15 @@ class Screenshot:
     width: int
     height: int
     scheme: str = "light"
+    state: str = ""  # a file beside this one: a moment of a recording of a real node; "" shows a scripted one
+    settled: str = "9.00 GiB of 24.0 GiB"  # what its operations say once all is there
 
 
 ALL: Final = (
     Screenshot("page-overview.png", "/", 1100, 1000),
     Screenshot("page-container.png", "/container?container=k8s.io/b", 1100, 760, "dark"),
     Screenshot("page-telephone.png", "/", 380, 760),
+    Screenshot("page-gpu.png", "/", 1100, 1100, state="gpu_run.jsonl", settled="model-"),
 )
 
 

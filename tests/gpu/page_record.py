@@ -141,7 +141,7 @@ def state_at(moments: Iterable[Moment], at: float) -> list[Change]:
     operations = sorted(kept.values(), key=lambda one: one.created)
     shown: list[Sequence[Object]] = [
         known.gpus(),
-        known.seats(),
+        [one for one in known.seats() if one.container],  # those that are free say nothing
         known.containers(),
         operations,
         known.tiers(),

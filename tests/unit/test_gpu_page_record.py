@@ -43,7 +43,7 @@ TOLD: tuple[Change, ...] = (
     Put(Gpu("GPU-0", 0, "NVIDIA H100", 80, 30, (Share("k8s.io/b", 14),))),
     Put(LLAMA),
     Put(QWEN),
-    Put(Seat("g0-s1", gpus=(0,), status="active", waits=("use",))),
+    Put(Seat("g0-s1", gpus=(0,), status="active", container="k8s.io/b", waits=("use",))),
     Put(Tier("ram", "/dev/shm", 64, 8, 56, 1)),
     Put(Image("image-1", "llama", tiers=("ram", "disk"), pinned=True)),
     End(),
@@ -85,6 +85,14 @@ def test_state_shows_what_was_known_at_a_moment() -> None:
     assert known.wakes("k8s.io/a") == (1.0,)
     assert known.gpus()[0].shares == (Share("k8s.io/b", 14),)
     assert [len(found) for found in (known.seats(), known.tiers(), known.images())] == [1, 1, 1]
+
+
+def test_state_leaves_free_seats_out() -> None:
+    free = Moment(0.0, Put(Seat("g0-s2", gpus=(0,), status="free")))
+    known = Known()
+    for change in state_at((*MOMENTS, free), MOMENTS[-1].at):
+        known.apply(change)
+    assert [one.key for one in known.seats()] == ["g0-s1"]
 
 
 def test_record_without_a_wake_shows_its_end() -> None:

@@ -55,7 +55,7 @@ def test_model_that_made_room_in_its_window_comes_back(monkeypatch: pytest.Monke
 
 
 def test_gpus_have_the_numbers_of_cdi_names() -> None:
-    """Those of device nodes can be others: of one GPU of a large machine, or where the kernel has found them otherwise."""
+    """Those of device nodes can be others, as where the kernel has found the GPUs in another order."""
     node = [
         wire.Gpu(uuid="GPU-b", index=2, pci_address="0000:65:00.0", total_bytes=80),
         wire.Gpu(uuid="GPU-a", index=3, pci_address="0000:17:00.0", total_bytes=80),
