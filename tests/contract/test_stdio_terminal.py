@@ -100,8 +100,9 @@ def test_end_of_input_does_not_end_the_process(bench: Run[None]) -> None:
         client = b.reader(out)
         stdio = await b.open(stdin, out, terminal=True)
         child = await start_shell(
-            b, stdio, "trap 'echo hangup; exit' HUP; trap 'echo told; exit' USR1; read line; echo end"
+            b, stdio, "trap 'echo hangup; exit' HUP; trap 'echo told; exit' USR1; echo ready; read line; echo end"
         )
+        assert await read_some(client) == b"ready\r\n"
         os.close(b.writer(stdin))
         stdio.close_stdin()
 
