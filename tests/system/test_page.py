@@ -66,7 +66,8 @@ def session(socket: Path, role: str = "operator", user: tuple[str, ...] = ()) ->
 
 def row(client: httpx.Client, id: str) -> str:
     """Return the row of a container, without its markup."""
-    found = re.search(rf'<tr id="container-[^"]*{id}">(.*?)</tr>', client.get("/section/containers").text, re.DOTALL)
+    shown = client.get("/section/containers").text
+    found = re.search(rf'<tr id="container-[^"]*{id}"[^>]*>(.*?)</tr>', shown, re.DOTALL)
     return re.sub(r"<[^>]+>", " ", found[1]) if found else ""
 
 
