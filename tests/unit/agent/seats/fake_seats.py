@@ -58,6 +58,7 @@ class FakeNode:
     asked: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     shown: dict[Key, bool] = field(default_factory=dict)  # whether programs may begin with CUDA
+    marks: dict[Key, int] = field(default_factory=dict)  # of what containers have computed
 
     def __post_init__(self) -> None:
         self.room = RoomOwner(lambda *arguments, **about: None)
@@ -132,7 +133,7 @@ class FakeNode:
         found = [
             NodeGpu(f"GPU-{index}", "H", self.size, self.size - used[index], False, index) for index in range(self.gpus)
         ]
-        return Sight(found, {key: {f"GPU-{gpu}": GIB} for key, gpu in self.holding.items()}, {})
+        return Sight(found, {key: {f"GPU-{gpu}": GIB} for key, gpu in self.holding.items()}, dict(self.marks))
 
     def _around(self) -> Around:
         async def label(key: Key, seat: str) -> None:

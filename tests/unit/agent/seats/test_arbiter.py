@@ -33,6 +33,24 @@ def test_a_request_suspends_what_is_active_and_wakes() -> None:
     run(work())
 
 
+def test_only_what_has_computed_since_the_last_look_is_busy() -> None:
+    """A mark falls where the program that asks the driver was started again."""
+
+    async def work() -> None:
+        node = FakeNode()
+        a = node.add("a", "attached", seat="g0-s0")
+        node.marks[a] = 7
+        async with node.arbitrating() as arbiter:
+            await until(lambda: node.status(a) == "active")
+            for mark, busy in ((0, False), (9, True)):
+                node.marks[a] = mark
+                await arbiter.look()
+                await until(lambda: arbiter._kept[a].mark == mark)  # noqa: B023
+                assert arbiter.state.seats["g0-s0"].busy == busy
+
+    run(work())
+
+
 def test_seat_without_room_beside_one_that_works_is_crowded() -> None:
     async def work() -> None:
         node = FakeNode()
