@@ -71,7 +71,7 @@ child(stopping)
 """,
     ),
     Row(
-        "a process that is killed and started anew without end",
+        "a process that is killed and started again without end",
         """
 def killing(ready):
     ready()
@@ -92,7 +92,7 @@ child(killing)
 """,
     ),
     Row(
-        "a process that executes its program anew without end",
+        "a process that executes its program again without end",
         """
 again = '''
 import os, sys
