@@ -30,7 +30,7 @@ class Screenshot:
     width: int
     height: int
     scheme: str = "light"
-    state: str = ""  # a file beside this one: a moment of a recording of a real node; "" shows a scripted one
+    state: str = ""  # a file of this folder: a moment of a recording of a real node; "" shows a scripted one
     settled: str = "9.00 GiB of 24.0 GiB"  # what its operations say once all is there
 
 
