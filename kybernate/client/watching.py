@@ -66,6 +66,10 @@ class NodeView:
         """Return the tiers by name."""
         return sorted((change.tier for change in self._of("tier")), key=lambda one: one.name)
 
+    def seats(self) -> list[wire.Seat]:
+        """Return the seats, in no order."""
+        return [change.seat for change in self._of("seat")]
+
     def images(self) -> list[wire.Image]:
         """Return the images, in no order."""
         return [change.image for change in self._of("image")]
@@ -84,6 +88,8 @@ def key_of(change: wire.Change) -> Key | None:
             return "image", change.image.id
         case "tier":
             return "tier", change.tier.name
+        case "seat":
+            return "seat", change.seat.name
         case _:
             return None
 

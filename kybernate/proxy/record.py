@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -63,6 +64,16 @@ class Record:
     held_until: float = 0.0  # 0 where it was refused
     woke: LastWake | None = None
     passed: float = 0.0  # when it was sent to the model
+
+    @contextmanager
+    def holding(self, woke: Callable[[], LastWake | None]) -> Iterator[None]:
+        """Note since when and until when a request is held; `woke` returns the wake that it may have waited for."""
+        self.held_since = time.monotonic()
+        try:
+            yield
+            self.held_until = time.monotonic()
+        finally:
+            self.woke = woke()
 
     def all_of(self, name: str) -> Sequence[str]:
         """Return the values of a header, by its name in lower case."""

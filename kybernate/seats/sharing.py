@@ -26,11 +26,15 @@ def in_the_way(plan: Plan, seat: Seat) -> list[Seat]:
 
 def crowded(plan: Plan, seat: Seat) -> bool:
     """Return whether a seat could be active only if another one left that works, or is on its way in to do so."""
-    if seat.occupies:
+    if seat.occupies or not any(map(_stays, plan.occupying.values())):
         return False
     waiting = seat if seat.requests else plan.asked(seat, Request(plan.now, "request"))
-    in_way = [one for one in in_the_way(plan, waiting) if one.status != Status.SUSPENDING]
-    return any(one.busy or one.status != Status.ACTIVE for one in in_way)
+    return any(map(_stays, in_the_way(plan, waiting)))
+
+
+def _stays(one: Seat) -> bool:
+    """Return whether an active seat works, or is on its way in to do so."""
+    return one.status != Status.SUSPENDING and (one.busy or one.status != Status.ACTIVE)
 
 
 def may_share(rules: Rules, one: Seat, other: Seat) -> bool:

@@ -29,15 +29,13 @@ from kybernate.node.failure import Missing, Refused, Unavailable
 from kybernate.node.lookup import UP_PODS
 from kybernate.up.control import LOGS
 from kybernate.up.models_file import Entry
+from kybernate_shim.oci.annotations import PRIORITY, RESTORE_FROM, SEAT
 
 PROJECT: Final = "kybernate.io/up"
 MODEL: Final = "kybernate.io/up-model"
 DIGEST: Final = "kybernate.io/up-digest"
 NETWORK: Final = "kybernate.io/up-network"
-SEAT: Final = "kybernate.io/seat"
 ARENA: Final = "kybernate.io/arena"
-PRIORITY: Final = "kybernate.io/priority"
-RESTORE_FROM: Final = "kybernate.io/restore-from"
 HANDLER: Final = "kybernate"
 CALL_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 3600.0

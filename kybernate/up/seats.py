@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from kybernate.client.asynchronous import AsyncAgent
+from kybernate.client.watching import NodeView
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
 
@@ -20,12 +21,13 @@ class Seats:
 
     def __init__(self, agent: AsyncAgent) -> None:
         self._agent = agent
-        self._seats: dict[str, wire.Seat] = {}
-        self._arriving: dict[str, wire.Seat] | None = None
+        self._view = NodeView()
+        self.take = self._view.take  # one message of the Watch
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Seats:
-        self._seats = {one.name: one for one in await self._agent.seats(all=True)}
+        for one in await self._agent.seats(all=True):
+            self.take(wire.Change(seat=one))
         self._task = asyncio.create_task(self._follow())
         return self
 
@@ -40,17 +42,18 @@ class Seats:
     @property
     def there(self) -> bool:
         """Return whether the agent has seats."""
-        return bool(self._seats)
+        return bool(self._view.seats())
 
     def crowded(self, profile: str, container: str) -> bool:
         """Return whether a container's seat could be active only if another one left that is busy.
 
         One without a seat finds none where all of its profile have a container.
         """
-        for seat in self._seats.values():
+        seats = self._view.seats()
+        for seat in seats:
             if container and seat.container == container:
                 return seat.crowded
-        return all(seat.container for seat in self._seats.values() if seat.profile == profile)
+        return all(seat.container for seat in seats if seat.profile == profile)
 
     async def _follow(self) -> None:
         while True:
@@ -58,15 +61,3 @@ class Seats:
                 async for change in self._agent.watch(KINDS):
                     self.take(change)
             await asyncio.sleep(AGAIN_SECONDS)
-
-    def take(self, change: wire.Change) -> None:
-        """Take over one message of the Watch."""
-        if change.bookmark == wire.BOOKMARK_SNAPSHOT_BEGIN:
-            self._arriving = {}
-        elif change.bookmark == wire.BOOKMARK_SNAPSHOT_END:
-            self._seats, self._arriving = self._arriving or {}, None
-        elif change.HasField("seat"):
-            seats = self._seats if self._arriving is None else self._arriving
-            seats.pop(change.seat.name, None)
-            if not change.removed:
-                seats[change.seat.name] = change.seat

@@ -39,7 +39,7 @@ MOST_DEVICES = 64  # the library's own limit
 PLACEHOLDER_SIZES = (64 << 20, 20 << 20, 6 << 20, 2 << 20)  # of what stands in for memory that is away
 PLACEHOLDERS = sum(PLACEHOLDER_SIZES)  # of a process on a GPU, at most
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # without them, reading it could end us by SIGBUS
-MOST_ERRNO = -4095  # a negative number below it is no errno
+MOST_ERRNO = 4095
 PRIVATE = 2
 LOOK = 0.2  # seconds between two looks at whether the process still lives
 WAKES = 64  # of a wait without the answer; then it is not the library that wakes us, and each is followed by a pause
@@ -66,7 +66,7 @@ class ControlFailed(Exception):
     """The library has refused: `code` is the driver's error, or a negative errno."""
 
     def __init__(self, verb: Verb, code: int) -> None:
-        why = os.strerror(-code) if MOST_ERRNO <= code < 0 else f"CUDA error {code}"
+        why = os.strerror(-code) if 0 < -code <= MOST_ERRNO else f"CUDA error {code}"
         super().__init__(f"the preload library answers {verb.name.lower()} with: {why}")
         self.code = code
 

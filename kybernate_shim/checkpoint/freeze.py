@@ -62,7 +62,7 @@ def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
             f" for the child's program: CRIU cannot seize them. Find out what {child} waits for, and try again"
         )
     for pid in pids:
-        if _has_lost_its_first_thread(pid):
+        if first_thread_has_ended(pid):
             return FreezeTimedOut(
                 f"the first thread of {title_of(pid)} has ended while others are left, whenever it is frozen for"
                 f" {seconds:g} s: CRIU cannot dump that. Let it wait for them (pthread_join), and try again"
@@ -79,12 +79,6 @@ def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
                 " seize it. Continue it (SIGCONT) or end it, and try again"
             )
     return None
-
-
-def _has_lost_its_first_thread(pid: int) -> bool:
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return first_thread_has_ended(pid)
-    return False
 
 
 def _tracer_of(pid: int) -> int | None:

@@ -138,12 +138,11 @@ def require_few_descriptors(container: str, pids: Sequence[int]) -> None:
 def _ended_leaders(pids: Sequence[int]) -> Iterator[str]:
     """Yield the processes whose first thread has ended while others run."""
     for pid in pids:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if first_thread_has_ended(pid):
-                yield (
-                    f"the first thread of {title_of(pid)} has ended (pthread_exit) while others run, which CRIU cannot"
-                    " dump: let it wait for them (pthread_join)"
-                )
+        if first_thread_has_ended(pid):
+            yield (
+                f"the first thread of {title_of(pid)} has ended (pthread_exit) while others run, which CRIU cannot"
+                " dump: let it wait for them (pthread_join)"
+            )
 
 
 def _full_tables(pids: Sequence[int]) -> Iterator[str]:

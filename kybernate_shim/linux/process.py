@@ -108,8 +108,10 @@ def is_exiting(pid: int) -> bool:
 
 
 def first_thread_has_ended(pid: int) -> bool:
-    """Return whether the process is a zombie that has threads. Raises ProcessLookupError, FileNotFoundError."""
-    return state_of(pid) == "Z" and len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208
+    """Return whether the process is a zombie that has threads; one that is gone has none."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return state_of(pid) == "Z" and len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208
+    return False
 
 
 def has_ended(pid: int) -> bool:

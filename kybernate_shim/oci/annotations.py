@@ -21,6 +21,7 @@ CHECKPOINT: Final = "kybernate.io/checkpoint"
 VRAM: Final = "kybernate.io/vram"
 WAKE_ON_USE: Final = "kybernate.io/wake-on-use"
 SEAT: Final = "kybernate.io/seat"
+PRIORITY: Final = "kybernate.io/priority"  # also a label of containers of `kybernate up`
 KUBELETS_SEAT: Final = "kyb.ai/seat"  # by the device plugin: no author of a pod can set it
 CLOSE: Final = 0.75  # of 1: how similar a key is to the one that was meant
 MOST_SHOWN: Final = 100  # characters of what a tenant has written
@@ -80,7 +81,7 @@ KNOWN: Final[Mapping[str, Annotation]] = {
     "kybernate.io/criu-config": _ANY,
     "kybernate.io/workload": _ANY,
     SEAT: _matching("the name of a profile of seats", r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?"),
-    "kybernate.io/priority": _matching("a whole number", r"-?\d{1,9}"),
+    PRIORITY: _matching("a whole number", r"-?\d{1,9}"),
     "kybernate.io/kind": _matching("a word that windows prefer", r"[A-Za-z0-9][\w.-]{0,62}"),
     "kybernate.io/stands-by-for": _ANY,
     "kybernate.io/wake": _ANY,

@@ -53,7 +53,8 @@ class Hook:
     def __post_init__(self) -> None:
         advice = "give an https:// or http:// URL with a host"
         try:
-            parts, _ = urlsplit(self.url), urlsplit(self.url).port
+            parts = urlsplit(self.url)
+            _ = parts.port  # it is read only when it is asked for
         except ValueError as error:
             raise Failure(f"the URL of a webhook cannot be read: {error}", advice=advice) from error
         if parts.scheme not in ("https", "http") or not parts.hostname:

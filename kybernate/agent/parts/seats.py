@@ -179,16 +179,20 @@ class Seats(Part):
             kubelets=kubelets,
         )
 
+    def _operation(self, id: str) -> wire.Operation | None:
+        found: wire.Operation | None = self._agent.events.hub.get("operation", id)
+        return found
+
     def _is_own(self, operation: str) -> bool:
-        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        found = self._operation(operation)
         return found is not None and SEAT in found.labels
 
     def _asked(self, operation: str) -> float:
-        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        found = self._operation(operation)
         return found.created.ToMicroseconds() / 1e6 if found is not None else NEVER
 
     def _leaves(self, operation: str) -> Key | None:
-        found: wire.Operation | None = self._agent.events.hub.get("operation", operation)
+        found = self._operation(operation)
         return (found.namespace, found.container) if found is not None and found.verb == "swap" else None
 
     async def _follow(self, arbiter: Arbiter) -> None:

@@ -13,11 +13,10 @@ from typing import Final
 
 from kybernate.node.specs import VISIBLE_DEVICES, Spec
 from kybernate.seats.groups import Place
-from kybernate_shim.oci.annotations import KUBELETS_SEAT, SEAT, VRAM, WAKE_ON_USE, bytes_of
+from kybernate_shim.oci.annotations import KUBELETS_SEAT, PRIORITY, SEAT, VRAM, WAKE_ON_USE, bytes_of
 
 ALL: Final = frozenset({"", "all", "void", "none"})  # of NVIDIA_VISIBLE_DEVICES, where it says nothing of a seat
 Key = tuple[str, str]  # namespace and id of a container
-PRIORITY: Final = "kybernate.io/priority"  # an annotation, and a label of containers of `kybernate up`
 MOST_PRIORITY: Final = 2_000_000_000
 
 

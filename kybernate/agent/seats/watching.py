@@ -43,8 +43,9 @@ class UseWatch:
             while True:
                 self._follow(set(suspended()))
                 for key, one in self._watched.items():
-                    used_now = one.container.is_used() or self._turn_files.is_awaited(key)
-                    if clock() - one.told >= LOOK_SECONDS and used_now:
+                    if clock() - one.told < LOOK_SECONDS:
+                        continue
+                    if one.container.is_used() or self._turn_files.is_awaited(key):
                         one.told = clock()
                         used(key)
                 await asyncio.sleep(TICK_SECONDS if self._watched else IDLE_SECONDS)

@@ -240,17 +240,13 @@ class Handler:
     async def _admitted(self, exchange: Exchange, model: Model, size: int, deadline: float, streams: bool) -> Admission:
         if passed := self._engine.try_pass(model.name):
             return passed
-        exchange.held_since = time.monotonic()
-        try:
+        with exchange.holding(lambda: self._engine.last_wake(model.name)):
             if streams and model.progress != "none":
                 admission = await self._admitted_with_progress(exchange, model, size, deadline)
             elif exchange.request.content.at_eof():
                 admission = await self._engine.wait(model.name, bytes=size, deadline=deadline)
             else:
                 admission = await self._admitted_unread(exchange, model, size, deadline)
-            exchange.held_until = time.monotonic()
-        finally:
-            exchange.woke = self._engine.last_wake(model.name)
         exchange.waited, exchange.cold = admission.waited, admission.cold
         exchange.wake_ms = round(admission.waited * 1000)
         return admission

@@ -218,12 +218,8 @@ class Conversation:
         admission = self._brain.try_pass(model.name)
         if admission is None:
             await self._prolong(answers.LONGEST)
-            record.held_since = time.monotonic()
-            try:
+            with record.holding(lambda: self._brain.last_wake(model.name)):
                 admission = await self._brain.wait(model.name, bytes=len(body.prefix), deadline=deadline)
-                record.held_until = time.monotonic()
-            finally:
-                record.woke = self._brain.last_wake(model.name)
         until_end.enter_context(admission)
         record.waited, record.cold = admission.waited, admission.cold
         record.wake_ms = round(admission.waited * 1000)

@@ -48,6 +48,18 @@ def test_schemas_are_valid_and_fields_are_required() -> None:
         assert one.get("required", []) == list(one.get("properties", {}))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("operation", wire.Operation), ("seat", wire.Seat), ("event", wire.Event)]
+)
+def test_schema_has_each_field_of_what_is_printed_as_the_agent_sends_it(name: str, message: Any) -> None:
+    properties = SCHEMA["$defs"][name]["properties"]
+    assert set(properties) == set(message.DESCRIPTOR.fields_by_name)
+    for field in message.DESCRIPTOR.fields:
+        inner = next((one for one in properties[field.name].get("anyOf", ()) if "properties" in one), None)
+        if inner is not None:
+            assert set(inner["properties"]) == set(field.message_type.fields_by_name)
+
+
 def test_manual_lists_each_document() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs" / "output.md").read_text(), re.MULTILINE))
     named = {name: one["description"] for name, one in SCHEMA["$defs"].items() if name not in ("time", "step", "arena")}

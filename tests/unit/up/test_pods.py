@@ -11,7 +11,8 @@ import pytest
 from kybernate.node.failure import Refused, Unavailable
 from kybernate.node.lookup import KnownContainer
 from kybernate.up.models_file import Entry, parse
-from kybernate.up.pods import ARENA, PRIORITY, SEAT, Pods
+from kybernate.up.pods import ARENA, Pods
+from kybernate_shim.oci.annotations import PRIORITY, SEAT
 
 
 def entry(text: str) -> Entry:
