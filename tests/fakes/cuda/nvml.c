@@ -254,7 +254,7 @@ struct holder {
 };
 
 /* The kernel shows who holds the lock of a file in held/, by pids of this namespace. */
-static unsigned int owner(const struct stat *file)
+static unsigned int named_owner(const struct stat *file)
 {
     char line[256];
     unsigned int found = 0;
@@ -268,6 +268,16 @@ static unsigned int owner(const struct stat *file)
     }
     if (locks)
         fclose(locks);
+    return found;
+}
+
+/* The kernel gives that list by the page and counts its lines: where a lock is let go between two pages, as that of the
+ * accounts is all the time, the second page leaves out a line. So who is not named is looked for again. */
+static unsigned int owner(const struct stat *file)
+{
+    unsigned int found = 0;
+    for (int again = 0; again < 20 && !found; again++)
+        found = named_owner(file);
     return found;
 }
 
@@ -286,12 +296,13 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned int *
     for (struct dirent *entry; directory && *count < room && (entry = readdir(directory));) {
         struct account account;
         struct stat file;
+        unsigned int pid;
         int fd = entry->d_name[0] == '.' ? -1 : openat(dirfd(directory), entry->d_name, O_RDONLY | O_CLOEXEC);
         if (fd < 0)
             continue;
         if (pread(fd, &account, sizeof account, 0) == sizeof account && account.bytes[device - 1] &&
-            fstat(fd, &file) == 0 && owner(&file))
-            holders[(*count)++] = (struct holder){owner(&file), account.bytes[device - 1], 0, 0};
+            fstat(fd, &file) == 0 && (pid = owner(&file)))
+            holders[(*count)++] = (struct holder){pid, account.bytes[device - 1], 0, 0};
         close(fd);
     }
     if (directory)
