@@ -1,4 +1,4 @@
-"""The load of the tests that kill: it tells requests that hang from a machine that is slow, and no other way round."""
+"""The load of the tests that kill: it distinguishes requests that hang from those of a machine that is slow."""
 
 from __future__ import annotations
 
