@@ -6,10 +6,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,8 +26,6 @@ from kybernate.proxy.model_field import fields_of
 from kybernate.proxy.routing import Head, Load, NeedBody, Router, ToModel
 from kybernate.proxy.settings import Settings, parse
 from tests.unit.proxy.test_routing import ODD_PATHS, PLAIN_PATHS
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="HAProxy's package is one of Linux")
 
 SETTINGS = """
 listen: 127.0.0.1:1
@@ -48,10 +46,9 @@ haproxy:
   frontend:
     - acl passes var(txn.backend) -m found
     - http-request set-var(txn.names) req.hdr_names
-    - http-request return status 200 hdr X-Model %[var(txn.model)] hdr X-Names %[var(txn.names)] if PASSES
-    - http-request return status 204
+    - http-request return status 204 unless passes !needs_activator plain_connection
+    - http-request return status 200 hdr X-Model %[var(txn.model)] hdr X-Names %[var(txn.names)]
 """
-PASSES = "passes !needs_activator plain_connection"
 CHAT = "/chat/completions"
 JSON = ("Content-Type", "application/json")
 Fields = Sequence[tuple[str, str]]
@@ -60,8 +57,8 @@ Fields = Sequence[tuple[str, str]]
 class Haproxy:
     """The process. It answers with the model that it would pass a request to, or leaves it to the activator."""
 
-    def __init__(self, state: Path) -> None:
-        self.settings: Settings = parse(SETTINGS.replace("STATE", str(state)).replace("PASSES", PASSES))
+    def __init__(self, state: Path, settings: str) -> None:
+        self.settings: Settings = parse(settings.replace("STATE", str(state)))
         places = Places(state)
         text = generated(self.settings, places, 100).replace("bind 127.0.0.1:1\n", f"bind unix@{state}/public\n")
         (state / "keys").write_text(f"alice {sha256(b'sk-a').hexdigest()}\n")
@@ -69,6 +66,20 @@ class Haproxy:
         places.config.write_text(text)
         self.socket = str(state / "public")
         self.process = subprocess.Popen([find_binary(), "-db", "-f", places.config])
+
+    @classmethod
+    @contextmanager
+    def running(cls, state: Path, settings: str) -> Iterator[Haproxy]:
+        """Run it in a directory whose path is short enough for sockets."""
+        found = cls(state, settings)
+        try:
+            while not os.path.exists(found.socket):  # noqa: PTH110
+                assert found.process.poll() is None
+                time.sleep(0.005)
+            yield found
+        finally:
+            found.process.kill()
+            found.process.wait()
 
     def exchange(self, request: bytes) -> bytes:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -125,16 +136,8 @@ class Haproxy:
 
 @pytest.fixture(scope="module")
 def haproxy() -> Iterator[Haproxy]:
-    with tempfile.TemporaryDirectory(prefix="haproxy-") as state:  # short enough for sockets
-        found = Haproxy(Path(state))
-        try:
-            while not os.path.exists(found.socket):  # noqa: PTH110
-                assert found.process.poll() is None
-                time.sleep(0.005)
-            yield found
-        finally:
-            found.process.kill()
-            found.process.wait()
+    with tempfile.TemporaryDirectory(prefix="haproxy-") as state, Haproxy.running(Path(state), SETTINGS) as found:
+        yield found
 
 
 def name_of(haproxy: Haproxy, alias: str) -> str:
