@@ -16,6 +16,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from kybernate.proxy.embedded.connection import Connections
+from kybernate.proxy.embedded.exchange import head_of
 from kybernate.proxy.embedded.headers import mistake_in
 from kybernate.proxy.settings import Limits
 from tests.contract.proxy.test_smuggling import GOAWAY, HEADERS, PSEUDO, RST_STREAM, frames, request, with_pseudo
@@ -25,10 +26,10 @@ SETTINGS = """
 listen: 127.0.0.1:1
 plane: haproxy
 models: {one: {upstream: "http://127.0.0.1:2"}}
-limits: {head_seconds: 2s, body_seconds: 2s, idle_seconds: 2s}
+limits: {head_seconds: 20s, body_seconds: 20s, idle_seconds: 20s}
 haproxy: {state: STATE}
 """
-SECONDS = 20.0
+SECONDS = 60.0
 Read = tuple[str, bytes]  # path and body
 GET, POST = b"GET /a HTTP/1.1\r\nHost: h\r\n", b"POST /a HTTP/1.1\r\nHost: h\r\n"
 NEXT = b"GET /next HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -53,6 +54,7 @@ def hiding(head: bytes) -> bytes:
 
 CASES: dict[str, tuple[bytes, list[Read]]] = {
     "plain": (GET + b"\r\n" + NEXT, [A, THEN]),
+    "header twice": (GET + b"X-A: 1\r\nx-a: 2\r\nX-B: 3\r\n\r\n" + NEXT, [A, THEN]),
     "target of the same host": (b"GET http://h/a HTTP/1.1\r\nHost: h\r\n\r\n" + NEXT, [A, THEN]),
     "target of the same host and port": (b"GET http://h:80/a HTTP/1.1\r\nHost: h\r\n\r\n" + NEXT, [A, THEN]),
     "target of another host": (b"GET http://evil/a HTTP/1.1\r\nHost: h\r\n\r\n" + NEXT, [THEN]),
@@ -173,6 +175,7 @@ class Readings:
         self.read: list[Read] = []
         self.names: set[str] = set()
         self.hosts: set[str] = set()
+        self.repeated: set[str] = set()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         message, headers = request._message, CIMultiDict(request.headers)
@@ -186,6 +189,7 @@ class Readings:
         self.read.append((message.path.removeprefix("http://h").removeprefix(":80"), body))
         self.names |= {name.lower() for name in headers}
         self.hosts.add(request.host)
+        self.repeated |= head_of(request)[0].repeated
         answer = web.Response(text="ok")
         if message.chunked:
             answer.force_close()
@@ -202,7 +206,7 @@ class Readings:
 @asynccontextmanager
 async def reading(socket: Path) -> AsyncIterator[Readings]:
     readings = Readings()
-    limits = Limits(head_seconds=2.0, body_seconds=2.0, idle_seconds=2.0)
+    limits = Limits(head_seconds=20.0, body_seconds=20.0, idle_seconds=20.0)
     connections = Connections(readings, limits, [], lambda error: None)
     server = await asyncio.get_running_loop().create_unix_server(connections, socket)
     try:
@@ -248,6 +252,7 @@ def test_embedded_plane_reads_what_is_meant(tmp_path: Path) -> None:
             found = {name: await read_by(readings, tmp_path / "socket", sent) for name, (sent, _) in CASES.items()}
             assert not readings.names & {"x-team"}
             assert readings.hosts <= {"h", "h:80"}
+            assert readings.repeated == {"x-a"}
             return found
 
     check(asyncio.run(test()), CASES)
@@ -260,6 +265,7 @@ def test_planes_read_what_is_meant_behind_haproxy(haproxy: Haproxy) -> None:
             found = {name: await read_by(readings, public, sent) for name, (sent, _) in CASES.items()}
             assert not readings.names & {"x-team", "content_length", "transfer_encoding"}
             assert readings.hosts <= {"h", "h:80"}
+            assert readings.repeated == {"x-a"}
             return found
 
     check(asyncio.run(test()), CASES)
