@@ -43,7 +43,11 @@ class AgentModels:
         self.name = f"proxy-{secrets.token_hex(8)}"  # others may have the same user or certificate
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
-        """Yield phases as `Models.watch`, until the agent is lost. Raises AgentUnreachable and AgentRefused."""
+        """Yield phases as `Models.watch`, until the agent is lost. Raises AgentUnreachable and AgentRefused.
+
+        Each snapshot says all of them: one that was said before an agent was lost may not have been heeded, in the
+        middle of a work that the agent's end has made fail.
+        """
         whole = False
         async for change in self._agent.watch(KINDS):
             if change.bookmark == wire.BOOKMARK_SNAPSHOT_BEGIN:
@@ -53,7 +57,7 @@ class AgentModels:
             elif change.HasField("container"):
                 self._take(change.container, change.removed)
             if whole:
-                for name, phase in self._moved():
+                for name, phase in self._moved(all=change.bookmark == wire.BOOKMARK_SNAPSHOT_END):
                     yield name, phase
 
     async def wake(self, model: Model) -> None:
@@ -132,12 +136,12 @@ class AgentModels:
         elif not container.sandbox:
             self._containers[container.id] = container
 
-    def _moved(self) -> list[tuple[str, Phase]]:
-        """Return the models whose phase is another one than when this was last asked."""
+    def _moved(self, *, all: bool) -> list[tuple[str, Phase]]:
+        """Return the models whose phase is another one than when this was last asked, or `all`."""
         found = []
         for model in self._models:
             phase = phase_of([one for one in self._containers.values() if is_of(one, model)])
-            if self._phases.get(model.name) != phase:
+            if all or self._phases.get(model.name) != phase:
                 self._phases[model.name] = phase
                 found.append((model.name, phase))
                 if phase == Phase.AWAKE:
