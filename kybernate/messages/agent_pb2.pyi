@@ -317,6 +317,26 @@ class GetSeatRequest(_message.Message):
 
 class Seat(_message.Message):
     __slots__ = ("name", "profile", "group", "gpus", "status", "since", "namespace", "container", "container_title", "priority", "kind", "need_bytes", "held_bytes", "busy", "requests", "reason", "before", "turn_at", "failures", "retry_at", "error", "stands_by_for", "wake_on_use", "lost", "crowded")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FREE: _ClassVar[Seat.Status]
+        STARTING: _ClassVar[Seat.Status]
+        ACTIVE: _ClassVar[Seat.Status]
+        SUSPENDING: _ClassVar[Seat.Status]
+        SUSPENDED: _ClassVar[Seat.Status]
+        PARKING: _ClassVar[Seat.Status]
+        PARKED: _ClassVar[Seat.Status]
+        WAKING: _ClassVar[Seat.Status]
+        FAILED: _ClassVar[Seat.Status]
+    FREE: Seat.Status
+    STARTING: Seat.Status
+    ACTIVE: Seat.Status
+    SUSPENDING: Seat.Status
+    SUSPENDED: Seat.Status
+    PARKING: Seat.Status
+    PARKED: Seat.Status
+    WAKING: Seat.Status
+    FAILED: Seat.Status
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -346,7 +366,7 @@ class Seat(_message.Message):
     profile: str
     group: str
     gpus: _containers.RepeatedScalarFieldContainer[int]
-    status: str
+    status: Seat.Status
     since: _timestamp_pb2.Timestamp
     namespace: str
     container: str
@@ -367,7 +387,7 @@ class Seat(_message.Message):
     wake_on_use: bool
     lost: bool
     crowded: bool
-    def __init__(self, name: _Optional[str] = ..., profile: _Optional[str] = ..., group: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., status: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., namespace: _Optional[str] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[str] = ..., need_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ..., requests: _Optional[_Iterable[_Union[SeatRequest, _Mapping]]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., turn_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., retry_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., stands_by_for: _Optional[str] = ..., wake_on_use: _Optional[bool] = ..., lost: _Optional[bool] = ..., crowded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., profile: _Optional[str] = ..., group: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., status: _Optional[_Union[Seat.Status, str]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., namespace: _Optional[str] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[str] = ..., need_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ..., requests: _Optional[_Iterable[_Union[SeatRequest, _Mapping]]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., turn_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., retry_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., stands_by_for: _Optional[str] = ..., wake_on_use: _Optional[bool] = ..., lost: _Optional[bool] = ..., crowded: _Optional[bool] = ...) -> None: ...
 
 class SeatRequest(_message.Message):
     __slots__ = ("cause", "at", "deadline")

@@ -165,14 +165,13 @@ def _gpu(one: wire.Gpu) -> view.Gpu:
     return view.Gpu(one.uuid, one.index, one.model, one.total_bytes, one.used_bytes, shares)
 
 
-def _seat(one: Any) -> view.Seat:
-    """Return a seat of the agent's arbiter, whose message agents without one do not have."""
+def _seat(one: wire.Seat) -> view.Seat:
     return view.Seat(
         key=one.name,
         profile=one.profile,
         group=one.group,
         gpus=tuple(one.gpus),
-        status=one.status,
+        status=word(wire.Seat.Status, one.status),
         since=_seconds(one, "since"),
         container=f"{one.namespace}/{one.container}" if one.container else "",
         title=one.container_title,
