@@ -161,10 +161,10 @@ def is_of(container: wire.Container, model: Model) -> bool:
 
 def phase_of(containers: list[wire.Container]) -> Phase:
     """Return the phase of a model with these containers: those of the past have stopped, or one is at work."""
-    alive = [one for one in containers if one.state in ("running", "paused")]
+    alive = [one for one in containers if one.state in (wire.Container.RUNNING, wire.Container.PAUSED)]
     if not alive:
         return Phase.ABSENT
     newest = max(alive, key=lambda one: (one.started.seconds, one.started.nanos))
-    if newest.state == "paused":
+    if newest.state == wire.Container.PAUSED:
         return Phase.ASLEEP
     return PHASES.get(newest.gpu, Phase.AWAKE)

@@ -22,7 +22,7 @@ QWEN = Model("qwen", "http://h", container="ai/qwen-0")
 
 def container(gpu: str = "attached", state: str = "running", **more: object) -> wire.Container:
     names = {"id": "c1", "namespace": "k8s.io", "title": "ai/qwen-0/server", "pod_namespace": "ai", "pod": "qwen-0"}
-    return wire.Container(**names, state=state, gpu=gpu, **more)
+    return wire.Container(**names, state=state.upper(), gpu=gpu, **more)
 
 
 @pytest.mark.parametrize(
