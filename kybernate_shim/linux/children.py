@@ -22,6 +22,7 @@ from typing import NoReturn
 from kybernate_shim.linux import libc, prctl, sealed_program
 
 END_POLL_SECONDS = 0.005
+KILLED = 137  # the status of a process whose end was not observed: as if by SIGKILL
 OUTPUT_LIMIT = 64 * 1024  # the tail of a program's output that is kept for its error message
 
 
@@ -249,7 +250,12 @@ class Children:
                 return
             if pid == 0:
                 return
-            self._ended(Exit(pid, _status(code), time.time_ns()))
+            try:
+                self._ended(Exit(pid, _status(code), time.time_ns()))
+            except Exception as error:  # noqa: BLE001  # of one exit's handler: the others are there to be reaped
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"the exit of process {pid} was not handled", "exception": error}
+                )
 
     def _ended(self, exit_: Exit) -> None:
         if child := self._spawned.pop(exit_.pid, None):

@@ -26,6 +26,6 @@ def send(cli: Cli, init: int, number: int, cgroup: Cgroup | None) -> bool:
         return False  # not as we know it
     if number == SIGKILL and cgroup is not None:
         with suppress(OSError):  # with init, its cgroup may be gone already
-            if cgroup.frozen:
+            if cgroup.is_held:  # a thread that stands in a cgroup that could not be frozen whole does not end either
                 cgroup.thaw()
     return True

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from kybernate_shim.config import Config, ConfigInvalid
 from kybernate_shim.errors import Missing, Refused
 from kybernate_shim.linux.cgroup.cgroup import Cgroup
-from kybernate_shim.linux.children import Children, EarlyExits, Exit
+from kybernate_shim.linux.children import KILLED, Children, EarlyExits, Exit
 from kybernate_shim.linux.mount.rootfs import Mount
 from kybernate_shim.logs import Log
 from kybernate_shim.messages import events_pb2 as events
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from kybernate_shim.task.runs import PodRuns
 
 Publish = Callable[[str, Message], None]
-KILLED = 137  # the status of a process whose end was not observed: as if by SIGKILL
 LAST_EXIT_SECONDS = 5.0
 
 
@@ -384,7 +383,7 @@ class Container:
 
     async def drain(self, process: Process) -> None:
         seconds = self.config.deadlines.io_drain
-        if not await process.drain(seconds):
+        if not await process.drain(seconds or None):
             self.log.warning(
                 "stdio.abandoned", exec=process.id, error=f"output still open {seconds:g} s after the exit"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +74,12 @@ class Exits:
         container = self._container
         self.of_init = exit_
         if not container.spec.own_pid_namespace:
-            self._in_background(self._kill_rest())  # the kernel kills the rest only in a private pid namespace
+            self.in_background(self._kill_rest())  # the kernel kills the rest only in a private pid namespace
         if container.init.state == "held":
-            self._in_background(container.operations().end_held())  # the rest of it, too
+            self.in_background(container.operations().end_held())  # the rest of it, too
         if container.init.state in ("paused", "pausing"):
             # The rest of a frozen container cannot die.
-            self._in_background(container.runtime.resume(container.id, container.cgroup))
+            self.in_background(container.runtime.resume(container.id, container.cgroup))
         self._once_read(container.init, lambda: None)
 
     def _handle_exec(self, process: Process, exit_: Exit) -> None:
@@ -93,9 +93,12 @@ class Exits:
 
     def _once_read(self, process: Process, then: Callable[[], None]) -> None:
         """Do `then`, and settle, when no client is about to read output of `process`: nearly always immediately."""
-        if process.reader_is_behind:
+        behind = False
+        with suppress(OSError):  # no descriptor is left to look by: the exit comes all the same
+            behind = process.reader_is_behind
+        if behind:
             self._unread += 1
-            self._in_background(self._read_first(process, then))
+            self.in_background(self._read_first(process, then))
         else:
             then()
             self._settle()
@@ -119,7 +122,8 @@ class Exits:
         init = self._container.init
         if self.of_init is None or self._running_execs or self._kills or self._unread or init.exit is not None:
             return
-        self._oom.report()
+        with suppress(OSError):
+            self._oom.report()
         self._oom.stop()
         init.end(self.of_init)
         self._publish(init)
@@ -131,7 +135,8 @@ class Exits:
         event.exited_at.FromNanoseconds(process.exit.at_ns)
         self._container.publish("/tasks/exit", event)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it while nothing waits for it; a failure is logged."""
         task = asyncio.get_running_loop().create_task(self._logged(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)

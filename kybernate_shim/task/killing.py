@@ -7,6 +7,7 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING
 
 from kybernate_shim.errors import Missing, Refused
+from kybernate_shim.task.ending import Ending
 
 if TYPE_CHECKING:
     from kybernate_shim.task.container import Container
@@ -17,6 +18,7 @@ class Killing:
 
     def __init__(self, container: Container) -> None:
         self._container = container
+        self._ending = Ending(container)
 
     async def kill(self, exec_id: str, signal: int, *, all: bool) -> None:
         """Send `signal`. Raises Missing when the process has ended, and Refused for an exec that was not started."""
@@ -49,6 +51,8 @@ class Killing:
                     await container.operations().end_held()
                 return
         aborted = signal == SIGKILL and container.abort_operation()
+        if signal == SIGKILL and container.init.pid:
+            container.exits.in_background(self._ending.until_ended())
         with container.exits.killing_init():
             try:
                 await container.runtime.kill(

@@ -170,7 +170,8 @@ class Operations:
         """Kill it, where a kill has ended the checkpoint, and wait: the caller looks immediately what became of it."""
         cgroup, init = self._container.cgroup, self._container.init
         if operation.killed.is_set() and cgroup is not None:
-            cgroup.kill()  # if it came frozen it is so again, and SIGKILL would wait for a thaw
+            # If it came frozen it is so again, and SIGKILL would wait for a thaw.
+            await asyncio.to_thread(cgroup.kill)
             await asyncio.to_thread(_await_end, init.pid)
 
     # -- Ending before the end ----------------------------------------------------------------------------------------

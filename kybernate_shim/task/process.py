@@ -75,8 +75,8 @@ class Process:
         if self._size is not None:
             stdio.resize(*self._size)
 
-    async def drain(self, seconds: float) -> bool:
-        """Wait until all output has reached the client; return False when it has not after `seconds`."""
+    async def drain(self, seconds: float | None) -> bool:
+        """Wait until all output has reached the client; return False when it has not after `seconds`, None for any."""
         return self.stdio is None or await self.stdio.drained(seconds)
 
     @property

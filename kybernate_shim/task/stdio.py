@@ -155,8 +155,11 @@ class Stdio(ABC):
         if self._input:
             self._input.let_go()
 
-    async def drained(self, timeout: float) -> bool:
-        """Wait until all output has reached its destination; return False when it has not after `timeout` seconds."""
+    async def drained(self, timeout: float | None) -> bool:
+        """Wait until all output has reached its destination; return False when it has not after `timeout` seconds.
+
+        None is any time.
+        """
         if not self._running:
             return True
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from kybernate_shim.linux.mount.mountinfo import below
 from kybernate_shim.linux.mount.overlay import fits
-from kybernate_shim.linux.mount.rootfs import Mount, MountFailed, mount_rootfs, unmount_tree
+from kybernate_shim.linux.mount.rootfs import Mount, MountFailed, kept_overlay, mount_rootfs, unmount_tree
 from tests.contract.mounts import disk, flags, layers, overlay, root  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.root
@@ -26,6 +26,27 @@ def test_overlay_shows_its_layers_and_takes_writes(disk: Path, root: Path) -> No
     assert (disk / "a" / "in-all").read_text() == "0"
     unmount_tree(root)
     assert list(root.iterdir()) == []
+
+
+def test_overlay_can_be_kept_beyond_its_unmount(disk: Path, root: Path) -> None:
+    mount_rootfs([overlay(disk, layers(disk, ["a"]))], root)
+    kept = kept_overlay(root)
+    assert kept is not None
+    unmount_tree(root)
+    assert list(root.iterdir()) == []
+    try:
+        inside = os.open("in-all", os.O_RDONLY | os.O_CLOEXEC, dir_fd=kept)
+        assert os.read(inside, 2) == b"0"
+        os.close(inside)
+    finally:
+        os.close(kept)
+
+
+def test_what_is_no_overlay_is_not_kept(disk: Path, root: Path) -> None:
+    assert kept_overlay(root) is None
+    mount_rootfs([Mount("bind", str(disk), ["rbind"])], root)
+    assert kept_overlay(root) is None
+    unmount_tree(root)
 
 
 def test_overlay_without_upper_directory_is_read_only(disk: Path, root: Path) -> None:

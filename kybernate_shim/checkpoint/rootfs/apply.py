@@ -12,6 +12,7 @@ Sources: the OCI image specification, "Applying Changesets"; path_resolution(7);
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT, Diff
+from kybernate_shim.checkpoint.tar_entry import Entry
 from kybernate_shim.checkpoint.tree_tar import ENCODING, MOST_HEADER, XATTR
 from kybernate_shim.errors import Damaged, Stopped
 from kybernate_shim.linux import beneath
@@ -100,7 +102,7 @@ class Headers(io.BufferedReader):
 
     def __init__(self, fd: int) -> None:
         super().__init__(io.FileIO(fd))
-        self._bytes = self._records = 0
+        self._bytes = self._records = self._position = 0
         self.next_entry()
 
     def next_entry(self) -> None:
@@ -113,12 +115,20 @@ class Headers(io.BufferedReader):
                 raise Damaged(f"an entry with more than {MOST_HEADER} bytes of names, attributes and holes")
         content = super().read(size)
         self._bytes += len(content)
+        self._position += len(content)
         if not self.in_content and len(content) > tarfile.BLOCKSIZE:
             most = UNCOUNTED_RECORDS + self._bytes // RECORD_BYTES
             self._records += _records(content, most)
             if self._records > most:
                 raise Damaged(f"entries with more than a record in {RECORD_BYTES} bytes")
         return content
+
+    def seek(self, target: int, whence: int = os.SEEK_SET, /) -> int:
+        self._position = super().seek(target, whence)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position  # tarfile asks four times for each entry, and each is a call of the kernel elsewhere
 
 
 def _records(header: bytes, most: int) -> int:
@@ -134,12 +144,41 @@ def _records(header: bytes, most: int) -> int:
 
 
 @dataclass
+class _Parent:
+    """The directory of the last name below `top`, which stays open for names in the same one, if it `stays`."""
+
+    top: int
+    stays: bool
+    _name: str = ""
+    _fd: int = -1
+
+    @contextmanager
+    def place(self, name: str) -> Iterator[_Place]:
+        """Yield the place of a name, which is good until the next one is wanted."""
+        parent, base = _parted(name)
+        if self._fd < 0 or parent != self._name:
+            self.close()
+            self._fd, self._name = _open_parent(self.top, name, parent), parent
+        try:
+            yield _Place(self._fd, base)
+        finally:
+            if not self.stays:
+                self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@dataclass
 class _Work:
     """A diff that is being applied. `headers` is what `archive` reads from."""
 
     archive: tarfile.TarFile
     headers: Headers
     top: int
+    parent: _Parent
     powers: Powers
     owners: Owners
     stopped: Callable[[], bool]
@@ -174,10 +213,15 @@ def apply_diff(
             found = os.fstat(headers.fileno()).st_size
             if size is not None and found != size:
                 raise Damaged(f"{found} bytes found, {size} expected")
-            with tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING) as archive:
-                work = _Work(archive, headers, top, powers or Powers(), owners, stopped, layer, keep, Diff())
+            # Other containers have a pod's volumes, and may move a directory of one elsewhere.
+            parent = _Parent(top, stays=layer)
+            with (
+                tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING, tarinfo=Entry) as archive,
+                contextlib.closing(parent),
+            ):
+                work = _Work(archive, headers, top, parent, powers or Powers(), owners, stopped, layer, keep, Diff())
                 for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
-                    with _place(top, name) as place, place.pinned() as path:
+                    with parent.place(name) as place, place.pinned() as path:
                         os.utime(path, ns=(time, time))
             return work.diff
     except Damaged as error:
@@ -234,7 +278,7 @@ def _apply(work: _Work, info: tarfile.TarInfo) -> bool:
     """Apply one entry, and return whether it had an effect."""
     diff = work.diff
     diff.entries += 1
-    with _place(work.top, info.name) as place:
+    with work.parent.place(info.name) as place:
         if work.keep and place.mode():
             return False
         if work.layer and place.name == OPAQUE:
@@ -253,11 +297,14 @@ def _apply(work: _Work, info: tarfile.TarInfo) -> bool:
 
 
 def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
-    if not (info.isdir() and stat.S_ISDIR(place.mode())):
-        if place.name == ".":
-            raise Damaged(f"{info.name!r}: the root can only be a directory")
-        place.remove()
+    if place.name == "." and not info.isdir():
+        raise Damaged(f"{info.name!r}: the root can only be a directory")
+    try:
         _make(work, info, place)
+    except FileExistsError:
+        if not (info.isdir() and stat.S_ISDIR(place.mode())):
+            place.remove()
+            _make(work, info, place)
     if not info.islnk():  # a second name of a file has the attributes already
         _set_attributes(work, info, place)
 
@@ -343,7 +390,8 @@ def _set_attributes(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
             rights = 0 if powers.programs_with_rights or not info.isreg() else stat.S_ISUID | stat.S_ISGID
             Path(path).chmod(info.mode & ~rights)
         _set_xattrs(info, path, powers, work.owners)
-        os.utime(path, ns=(time, time))
+        if not info.isdir():  # in the end
+            os.utime(path, ns=(time, time))
 
 
 def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers, owners: Owners) -> None:
@@ -384,13 +432,21 @@ def _empty(directory: int) -> None:
 @contextmanager
 def _place(top: int, name: str) -> Iterator[_Place]:
     """Open the directory that holds `name` below `top`, following no link."""
+    parent, base = _parted(name)
+    with beneath.closing(_open_parent(top, name, parent)) as directory:
+        yield _Place(directory, base)
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """Return the directory of a name and its last part, "." for the top."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise Damaged(f"{name!r}: not a name inside the root filesystem")
-    parent = "/".join(parts[:-1]) or "."
+    return "/".join(parts[:-1]) or ".", parts[-1] if parts else "."
+
+
+def _open_parent(top: int, name: str, parent: str) -> int:
     try:
-        directory = beneath.open_directory(top, parent)
+        return beneath.open_directory(top, parent)
     except OSError as error:
         raise Damaged(f"{name!r}: {parent!r} on the way is not a directory ({error.strerror})") from error
-    with beneath.closing(directory):
-        yield _Place(directory, parts[-1] if parts else ".")

@@ -11,6 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ DECISIVE = ("memory", "cpu", "pids", "cpuset")  # where one of them is in versio
 TRACKING = ("freezer", "pids", "memory", "devices", "cpu", "cpuacct", "cpuset", "blkio")
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.005, 0.2  # of version 1's freezer, which has no event
 RUN_SECONDS = 0.001
+KILL_SECONDS = 5.0  # in which new processes are looked for, where no call of the kernel kills all of them
 
 
 def hierarchy_version() -> int:
@@ -102,6 +104,16 @@ class Cgroup:
             return (self.path("freezer") / "freezer.state").read_text().strip() == "FROZEN"
         return bool(parse_table((self.path() / "cgroup.events").read_text()).get("frozen"))
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is frozen, or still being frozen: a part of its processes may stand by then.
+
+        Raises OSError when it is gone.
+        """
+        if self.version == 1:
+            return (self.path("freezer") / "freezer.state").read_text().strip() != "THAWED"
+        return (self.path() / "cgroup.freeze").read_text().strip() == "1"
+
     def freeze(self, *, timeout: float = 10.0) -> None:
         """Freeze every process and wait until all are frozen. Blocks.
 
@@ -171,19 +183,23 @@ class Cgroup:
         self._kill_each()
 
     def _kill_each(self) -> None:
-        """Signal until the cgroup lists no new process: processes may fork while the list is processed."""
+        """Signal until the cgroup lists no new process: processes may fork while the list is processed.
+
+        They are being frozen meanwhile, and so fork no faster than they are listed.
+        """
+        with suppress(OSError):
+            self._set_frozen(True)
         killed: set[int] = set()
-        while new := set(self.processes()) - killed:
-            for pid in new:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            killed |= new
+        until = time.monotonic() + KILL_SECONDS
         try:
-            self.thaw()  # a frozen process of version 1 dies only once it may run
-        except OSError:
-            pass
+            while (new := set(self.processes()) - killed) and time.monotonic() < until:
+                for pid in new:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                killed |= new
+        finally:
+            with suppress(OSError):
+                self.thaw()  # a frozen process of version 1 dies only once it may run
 
     @property
     def tracking(self) -> Path:

@@ -82,6 +82,22 @@ def mount_rootfs(mounts: Sequence[Mount], root: Path, *, run: RunHelper | None =
         raise
 
 
+def kept_overlay(path: Path) -> int | None:
+    """Return a descriptor that keeps the overlay mounted at `path` alive; None where there is none, or it cannot be.
+
+    It can be unmounted all the same. Closing the descriptor is what ends the overlay then, and takes as long as the
+    kernel writes. Any other filesystem may be on a device that is to be free after its unmount. Source: the kernel's
+    ovl_sync_fs, which that calls.
+    """
+    path = path.absolute()
+    if not any(mount.path == path and mount.type == "overlay" for mount in below(path)):
+        return None
+    try:
+        return syscalls.open_tree(syscalls.AT_FDCWD, str(path), syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC)
+    except OSError:
+        return None  # an unbindable mount, or a kernel before 5.2
+
+
 def unmount_tree(path: Path, *, attempts: int = 50, pause: float = 0.05) -> None:
     """Unmount everything at `path` and below it, deepest first. Nothing mounted there is no error.
 

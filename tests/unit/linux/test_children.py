@@ -252,3 +252,25 @@ def test_child_with_a_directory_of_its_own_leaves_ours(tmp_path: Path, umask: in
 def test_directory_that_is_missing_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=str(tmp_path / "gone")):
         with_children(lambda children: children.run([SH, "-c", "true"], cwd=tmp_path / "gone"))
+
+
+def test_handler_that_fails_keeps_no_other_exit_from_its_own() -> None:
+    seen: list[int] = []
+
+    def fail(exit_: Exit) -> None:
+        seen.append(exit_.status)
+        raise OSError("no descriptor is left")
+
+    pids = [os.posix_spawn(SH, ["sh", "-c", "exit 3"], {}) for _ in range(2)]
+    for pid in pids:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: seen.append(-1))
+        children = Children()
+        for pid in pids:
+            children.claim(pid, fail)
+        children.reap()
+
+    asyncio.run(work())
+    assert seen == [3, -1, 3, -1]
