@@ -10,15 +10,10 @@ from pathlib import Path
 
 from tests.lab import oci
 from tests.lab.images import ACCOUNTS, DIRECTORIES, PATH
+from tests.system.ctr import run
 
 # What the suites execute, and Debian's busybox lacks.
 SCRIPTS = {"bin/ipcs": b"#!/bin/sh\ncat /proc/sysvipc/shm\n", "bin/pgrep": b'#!/bin/sh\npidof "$1"\n'}
-GROUPS = {
-    "etc/passwd": ACCOUNTS["etc/passwd"] + b"default-user:x:1000:1000::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\n",
-    "etc/group": (
-        ACCOUNTS["etc/group"] + b"default-user:x:1000:\nwww-data:x:33:\ngroup-defined-in-image:x:50000:default-user\n"
-    ),
-}
 
 
 def busybox_image(files: Mapping[str, bytes], *entrypoint: str, name: str = "suite") -> oci.Image:
@@ -36,3 +31,9 @@ def busybox_image(files: Mapping[str, bytes], *entrypoint: str, name: str = "sui
             oci.add(tar, path, data, mode=(0o755 if data.startswith(b"#!") else 0o4755) if executed else 0o644)
     command = {"Entrypoint": list(entrypoint)} if entrypoint else {"Cmd": ["sh"]}
     return oci.image(name, layer.getvalue(), Env=[PATH], **command)
+
+
+def compiled(source: str, scratch: Path) -> bytes:
+    """Return the program of a source in C, without shared libraries."""
+    run(["gcc", "-static", "-x", "c", "-", "-o", str(scratch / "compiled")], stdin=source.encode())
+    return (scratch / "compiled").read_bytes()

@@ -18,9 +18,10 @@ from xml.etree import ElementTree
 
 from tests.conformance import specs
 from tests.lab import oci
+from tests.lab.images import ACCOUNTS
 from tests.system import comparison
-from tests.system.busybox_images import GROUPS, busybox_image
-from tests.system.ctr import Ctr, run
+from tests.system.busybox_images import busybox_image, compiled
+from tests.system.ctr import Ctr
 
 HANDLERS = ("runc", "kybernate", "kybernate-path")  # the first is the oracle
 E2E, STAGING = "registry.k8s.io/e2e-test-images", "gcr.io/k8s-staging-cri-tools"  # the names that critest has
@@ -39,6 +40,10 @@ wait
 """
 # Prints what a program that has the set-user-ID bit may do.
 UID = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("Effective uid: %d\\n", geteuid()); }\n'
+GROUPS = {
+    "etc/passwd": ACCOUNTS["etc/passwd"] + b"default-user:x:1000:1000::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\n",
+    "etc/group": ACCOUNTS["etc/group"] + b"default-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n",
+}
 
 
 def main(handlers: Sequence[str]) -> int:
@@ -91,7 +96,7 @@ def import_images(scratch: Path) -> None:
         f"{E2E}/busybox:1.29-2": plain,
         f"{E2E}/nginx:1.14-2": busybox_image({**server, "bin/nginx": SERVER}, "/bin/nginx", "80", "master process"),
         f"{E2E}/httpd:2.4.39-4": busybox_image({**server, "bin/httpd-server": SERVER}, "/bin/httpd-server", "80"),
-        f"{E2E}/nonewprivs:1.3": busybox_image({"bin/uid": _compiled(UID, scratch)}, "/bin/uid"),
+        f"{E2E}/nonewprivs:1.3": busybox_image({"bin/uid": compiled(UID, scratch)}, "/bin/uid"),
         f"{STAGING}/hostnet-nginx-{machine}:latest": busybox_image(
             {**server, "bin/nginx": SERVER}, "/bin/nginx", "12003"
         ),
@@ -106,11 +111,6 @@ def import_images(scratch: Path) -> None:
         for other in (name, local):
             ctr("images", "tag", "--force", image.reference, other)
         ctr("images", "push", "--plain-http", local)
-
-
-def _compiled(source: str, scratch: Path) -> bytes:
-    run(["gcc", "-static", "-x", "c", "-", "-o", str(scratch / "compiled")], stdin=source.encode())
-    return (scratch / "compiled").read_bytes()
 
 
 if __name__ == "__main__":
