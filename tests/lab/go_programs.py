@@ -111,6 +111,14 @@ PROGRAMS = {
             },
             flags=("-tags=urfave_cli_no_docs", f"-ldflags=-s -w -X {_CONTAINERD}/version.Version={CONTAINERD_VERSION}"),
         ),
+        Programs(  # a set of its own: only `make client-tests` needs it
+            "containerd-client",
+            {
+                "usr/local/lib/containerd-client.test": f"{_CONTAINERD}/integration/client",
+                "usr/local/bin/runc-fp": f"{_CONTAINERD}/integration/failpoint/cmd/runc-fp",
+            },
+            flags=_STRIPPED,
+        ),
         Programs(  # its version is a file of its module
             "runc",
             {"usr/sbin/runc": "github.com/opencontainers/runc"},
