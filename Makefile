@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster test-browser critest conformance bench bench-gpu docs docs-serve shell clean
+.PHONY: help venv proto native demo test test-fast test-unit search test-contract test-system test-cluster test-browser critest client-tests conformance bench bench-gpu docs docs-serve shell clean
 
 help:
 	@echo "make demo         run the main job in a throw-away node"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-cluster run the tests of pods under a real kubelet, in a cluster"
 	@echo "make test-browser run the tests of the web page in Chromium"
 	@echo "make critest      run CRI's validation suite by containerd's shim and by ours, and compare (HANDLERS='runc kybernate')"
+	@echo "make client-tests run containerd's own tests of its client by containerd's shim and by ours, and compare"
 	@echo "make conformance  run Kubernetes' own tests by containerd's shim and by ours, and compare (PORTIONS=node, FOCUS=Probing)"
 	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
@@ -71,6 +72,10 @@ test-browser: venv
 # Some minutes for each handler, of which most are waits. The logs and the tables are in build/critest.
 critest:
 	tests/lab/run next -- /opt/kybernate/bin/python -m tests.system.critest $(HANDLERS)
+
+# Some minutes for each shim, in a containerd of the tests' own. The logs and the tables are in build/client-tests.
+client-tests:
+	KYBERNATE_LAB_PROGRAMS=containerd-client tests/lab/run next -- /opt/kybernate/bin/python -m tests.system.client_tests $(HANDLERS)
 
 # More than an hour: each portion of tests/conformance/specs.py by both handlers, in a cluster of its own.
 conformance: venv

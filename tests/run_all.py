@@ -16,9 +16,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +28,7 @@ from types import MappingProxyType
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.lab import go_programs  # the line above makes it importable
+from tests.lab.go_programs import KEPT
 from tests.lab.lanes import LANES as LAB_LANES
 from tests.lanes import CLUSTERS, LANES, WITHOUT_LIMITS, order
 
@@ -121,7 +124,7 @@ class Suite:
 
 def in_lab(name: str, lane: str, *tests: object, flags: Sequence[str] = ()) -> Suite:
     """Return the suite of some tests in a node of a lane."""
-    pytest = [LAB_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    pytest = [LAB_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=20", "--durations-min=3"]
     alone = [sys.executable, "tests/lab/run", *flags, lane, "--", *pytest]
     return Suite(f"{lane} {name}", [*alone, *map(str, tests)], alone)
 
@@ -178,13 +181,24 @@ def browser_here() -> bool:
 
 def build_lanes(lanes: Collection[str]) -> bool:
     """Build lanes of the lab, one after the other, so that the suites measure nothing but themselves."""
-    for lane in lanes:
-        argv = ["--build-only", lane] if lane in CLUSTERS else [lane, "--", "true"]
-        built = subprocess.run([sys.executable, "tests/lab/run", *argv], cwd=ROOT, check=False)
-        if built.returncode:
-            print(f"0 passed, 1 failed: the lab's lane {lane} does not start")
-            return False
+    with shared_go_cache() as environment:
+        for lane in lanes:
+            argv = ["--build-only", lane] if lane in CLUSTERS else [lane, "--", "true"]
+            built = subprocess.run([sys.executable, "tests/lab/run", *argv], cwd=ROOT, env=environment, check=False)
+            if built.returncode:
+                print(f"0 passed, 1 failed: the lab's lane {lane} does not start")
+                return False
     return True
+
+
+@contextmanager
+def shared_go_cache() -> Iterator[dict[str, str]]:
+    """Have the builds from Go modules share what they have in common: Go's own library, gRPC, Kubernetes' API."""
+    if KEPT in os.environ:
+        yield dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="go-", dir=LOGS.parent) as directory:
+        yield {**os.environ, KEPT: directory}
 
 
 def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:

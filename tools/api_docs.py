@@ -28,24 +28,26 @@ class Entry:
 
 
 def entries(text: str) -> Iterator[Entry]:
-    """Yield what a proto file defines, in its order. It has one definition a line, as ours has."""
-    current: Entry | None = None
+    """Yield what a proto file defines; what a message encloses is before it, with its name before the own one.
+
+    The file has one definition a line, as ours has.
+    """
+    around: list[Entry] = []
     comment: list[str] = []
     for line in map(str.strip, text.splitlines()):
         code, _, behind = line.partition("//")
         if not code:
             comment = [*comment, behind.strip()] if behind and not behind.startswith(" ----") else []
         elif opened := BLOCK.match(code):
-            current = Entry(opened[1], opened[2], " ".join(comment))
+            name = f"{around[-1].name}.{opened[2]}" if around else opened[2]
+            around.append(Entry(opened[1], name, " ".join(comment)))
             comment = []
             if opened[3]:
-                yield current
-        elif code.startswith("}") and current is not None:
-            if current.name:
-                yield current
-            current = None
-        elif current is not None and not code.startswith("oneof"):
-            current.rows.append((code.strip(), " ".join([*comment, behind.strip()]).strip()))
+                yield around.pop()
+        elif code.startswith("}") and around:
+            yield around.pop()
+        elif around and not code.startswith("oneof"):
+            around[-1].rows.append((code.strip(), " ".join([*comment, behind.strip()]).strip()))
             comment = []
 
 

@@ -17,7 +17,12 @@ def container_of(operation: agent_pb2.Operation) -> KnownContainer:
     words = title.split("/") if title != operation.container else []
     pod_namespace, pod, name = words if len(words) == 3 else ("", "", "")
     return KnownContainer(
-        operation.namespace, operation.container, pod_namespace=pod_namespace, pod=pod, name=name, state="running"
+        operation.namespace,
+        operation.container,
+        pod_namespace=pod_namespace,
+        pod=pod,
+        name=name,
+        state=agent_pb2.Container.RUNNING,
     )
 
 

@@ -19,6 +19,7 @@ from kybernate.client.requests import has_ended
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Ambiguous
 from kybernate.node.lookup import short_id
+from kybernate.node.words import word
 
 HEADER = (
     "OPERATION",
@@ -36,7 +37,7 @@ HEADER = (
 )
 NARROW = 8
 ALL_STATES = (wire.PENDING, wire.RUNNING, wire.CANCELLING, wire.SUCCEEDED, wire.FAILED, wire.CANCELLED)
-STATES = {wire.OperationState.Name(state).lower(): state for state in ALL_STATES}
+STATES = {word(wire.OperationState, state): state for state in ALL_STATES}
 
 GONE = "NOT_FOUND"
 SEARCHED = 1000  # newest operations, for one whose id begins so
@@ -247,7 +248,7 @@ def subject_of(one: wire.Operation) -> str:
 
 def state_of(one: wire.Operation) -> str:
     """Return the state in lower case."""
-    return wire.OperationState.Name(one.state).lower()
+    return word(wire.OperationState, one.state)
 
 
 def done(progress: wire.Progress) -> str:

@@ -23,6 +23,7 @@ from kybernate.cli.output import moment, seconds, show_fields, size
 from kybernate.client import Agent
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Unavailable
+from kybernate.node.words import word
 
 HEADER = ("SEAT", "STATUS", "SINCE", "CONTAINER", "NEEDS", "HOLDS", "TURN IN", "REASON", "GPUS", "PRIORITY", "ASKED BY",
           "BEFORE", "ERROR")  # fmt: skip
@@ -43,7 +44,7 @@ def why(container: ContainerName, namespace: Namespace = "", output: Output = Fo
     fields: dict[str, object] = {
         "seat": f"{seat.name}, GPU {', '.join(map(str, seat.gpus))}",
         "container": seat.container_title or NONE,
-        "status": f"{seat.status} for {_ago(moment(seat.since))}",
+        "status": f"{_status(seat)} for {_ago(moment(seat.since))}",
         "asked by": _asked(seat),
         "why": seat.reason or NONE,
         "before it": ", ".join(seat.before) or NONE,
@@ -85,7 +86,7 @@ def _agent() -> Iterator[Agent]:
 def _row(seat: wire.Seat) -> tuple[object, ...]:
     return (
         seat.name,
-        seat.status,
+        _status(seat),
         _ago(moment(seat.since)),
         seat.container_title or NONE,
         size(seat.need_bytes) if seat.need_bytes else NONE,
@@ -98,6 +99,10 @@ def _row(seat: wire.Seat) -> tuple[object, ...]:
         ",".join(seat.before) or NONE,
         seat.error or NONE,
     )
+
+
+def _status(seat: wire.Seat) -> str:
+    return word(wire.Seat.Status, seat.status)
 
 
 def _ago(since: float) -> str:

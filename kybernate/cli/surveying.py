@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kybernate.client import Agent
 from kybernate.messages import agent_pb2
-from kybernate.node.lookup import KnownContainer
+from kybernate.node.lookup import KnownContainer, task_word
 from kybernate.node.survey import SurveyedContainer
 from kybernate_shim.messages import shim_pb2 as wire
 
@@ -38,9 +38,10 @@ def changes(agent: Agent, namespace: str = "") -> Iterator[SurveyedContainer]:
         is_new = known.get((one.namespace, one.id)) != one or change.removed
         known[one.namespace, one.id] = one
         if listed and is_new and not one.sandbox and namespace in ("", one.namespace):
-            if change.removed:
-                one.state = "deleted"
-            yield surveyed_of(one)
+            seen = surveyed_of(one)
+            if change.removed and seen.status is not None:
+                seen.status.state = "deleted"
+            yield seen
 
 
 def surveyed_of(one: agent_pb2.Container, operation: agent_pb2.Operation | None = None) -> SurveyedContainer:
@@ -59,7 +60,12 @@ def surveyed_of(one: agent_pb2.Container, operation: agent_pb2.Operation | None 
     if one.problem:
         return SurveyedContainer(container, problem=one.problem)
     status = wire.Container(
-        id=one.id, state=one.state, pid=one.pid, gpu=one.gpu, suspended=one.gpu == "suspended", note=one.note
+        id=one.id,
+        state=task_word(one.state),
+        pid=one.pid,
+        gpu=one.gpu,
+        suspended=one.gpu == "suspended",
+        note=one.note,
     )
     if one.arena_bytes:
         status.arena.bytes = one.arena_bytes

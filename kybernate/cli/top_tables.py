@@ -10,6 +10,7 @@ from kybernate.cli.output import age, moment, printable, size
 from kybernate.client.requests import has_ended
 from kybernate.client.watching import NodeView
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.lookup import task_word
 
 ENDED_SECONDS = 60.0  # how long an operation is shown after its end
 BAR_WIDTH = 16
@@ -58,7 +59,7 @@ def containers(view: NodeView) -> list[wire.Container]:
 
 
 def _not_ended(same: Sequence[wire.Container]) -> list[wire.Container]:
-    live = [one for one in same if one.state not in ("", "stopped")]
+    live = [one for one in same if one.state not in (wire.Container.NO_TASK, wire.Container.STOPPED)]
     return live or [max(same, key=lambda one: moment(one.started))]
 
 
@@ -91,19 +92,19 @@ def _containers(view: NodeView, now: float) -> list[Row]:
 
 def _container(one: wire.Container, operation: wire.Operation | None, now: float) -> Row:
     words = f"{operation.verb} {operation.progress.step}" if operation is not None else one.operation
-    begun = moment(one.started)
+    state, begun = task_word(one.state), moment(one.started)
     return Row(
         f"{one.namespace}/{one.id}",
         (
             printable(one.title),
-            one.state or "no task",
+            state or "no task",
             one.gpu,
             size(one.vram_bytes) if one.vram_bytes else "",
             age(now - begun) if begun else "",
             words.strip(),
             printable(one.note or one.problem),
         ),
-        (one.title, f"{one.state} {one.gpu}", -one.vram_bytes, -begun),
+        (one.title, f"{state} {one.gpu}", -one.vram_bytes, -begun),
     )
 
 

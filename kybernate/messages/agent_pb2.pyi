@@ -180,6 +180,24 @@ class GetContainerRequest(_message.Message):
 
 class Container(_message.Message):
     __slots__ = ("namespace", "id", "title", "pod_namespace", "pod", "name", "image", "runtime", "state", "pid", "gpu", "operation", "vram_bytes", "arena_bytes", "note", "problem", "sandbox", "workload", "gpu_uuids", "started", "restored_from", "foreign", "pod_uid", "labels", "pod_ip", "in_flight", "waits_for", "active_until")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NO_TASK: _ClassVar[Container.State]
+        CREATED: _ClassVar[Container.State]
+        RUNNING: _ClassVar[Container.State]
+        PAUSING: _ClassVar[Container.State]
+        PAUSED: _ClassVar[Container.State]
+        HELD: _ClassVar[Container.State]
+        STOPPED: _ClassVar[Container.State]
+        UNKNOWN: _ClassVar[Container.State]
+    NO_TASK: Container.State
+    CREATED: Container.State
+    RUNNING: Container.State
+    PAUSING: Container.State
+    PAUSED: Container.State
+    HELD: Container.State
+    STOPPED: Container.State
+    UNKNOWN: Container.State
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -223,7 +241,7 @@ class Container(_message.Message):
     name: str
     image: str
     runtime: str
-    state: str
+    state: Container.State
     pid: int
     gpu: str
     operation: str
@@ -243,7 +261,7 @@ class Container(_message.Message):
     in_flight: int
     waits_for: str
     active_until: _timestamp_pb2.Timestamp
-    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[_Union[Container.State, str]] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
     __slots__ = ("name", "namespace", "lines", "follow")
@@ -299,6 +317,26 @@ class GetSeatRequest(_message.Message):
 
 class Seat(_message.Message):
     __slots__ = ("name", "profile", "group", "gpus", "status", "since", "namespace", "container", "container_title", "priority", "kind", "need_bytes", "held_bytes", "busy", "requests", "reason", "before", "turn_at", "failures", "retry_at", "error", "stands_by_for", "wake_on_use", "lost", "crowded")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FREE: _ClassVar[Seat.Status]
+        STARTING: _ClassVar[Seat.Status]
+        ACTIVE: _ClassVar[Seat.Status]
+        SUSPENDING: _ClassVar[Seat.Status]
+        SUSPENDED: _ClassVar[Seat.Status]
+        PARKING: _ClassVar[Seat.Status]
+        PARKED: _ClassVar[Seat.Status]
+        WAKING: _ClassVar[Seat.Status]
+        FAILED: _ClassVar[Seat.Status]
+    FREE: Seat.Status
+    STARTING: Seat.Status
+    ACTIVE: Seat.Status
+    SUSPENDING: Seat.Status
+    SUSPENDED: Seat.Status
+    PARKING: Seat.Status
+    PARKED: Seat.Status
+    WAKING: Seat.Status
+    FAILED: Seat.Status
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -328,7 +366,7 @@ class Seat(_message.Message):
     profile: str
     group: str
     gpus: _containers.RepeatedScalarFieldContainer[int]
-    status: str
+    status: Seat.Status
     since: _timestamp_pb2.Timestamp
     namespace: str
     container: str
@@ -349,7 +387,7 @@ class Seat(_message.Message):
     wake_on_use: bool
     lost: bool
     crowded: bool
-    def __init__(self, name: _Optional[str] = ..., profile: _Optional[str] = ..., group: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., status: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., namespace: _Optional[str] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[str] = ..., need_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ..., requests: _Optional[_Iterable[_Union[SeatRequest, _Mapping]]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., turn_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., retry_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., stands_by_for: _Optional[str] = ..., wake_on_use: _Optional[bool] = ..., lost: _Optional[bool] = ..., crowded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., profile: _Optional[str] = ..., group: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., status: _Optional[_Union[Seat.Status, str]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., namespace: _Optional[str] = ..., container: _Optional[str] = ..., container_title: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[str] = ..., need_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ..., requests: _Optional[_Iterable[_Union[SeatRequest, _Mapping]]] = ..., reason: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., turn_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., retry_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., stands_by_for: _Optional[str] = ..., wake_on_use: _Optional[bool] = ..., lost: _Optional[bool] = ..., crowded: _Optional[bool] = ...) -> None: ...
 
 class SeatRequest(_message.Message):
     __slots__ = ("cause", "at", "deadline")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -24,6 +24,7 @@ from kybernate.messages import (
     tasks_pb2,
     tasks_pb2_grpc,
 )
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Failure
 from kybernate.node.hidden_records import hidden
 from kybernate.node.lookup import KnownContainer, resolve
@@ -40,6 +41,14 @@ TOO_LARGE = grpc.StatusCode.RESOURCE_EXHAUSTED.name  # how either side of gRPC r
 SNAPSHOTTER = "overlayfs"
 ATTEMPTS = 3  # lists that fail for a record that is gone when it is searched for
 POD, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
+STATES: Final[dict[process_pb2.Status, Container.State]] = {
+    process_pb2.CREATED: Container.CREATED,
+    process_pb2.RUNNING: Container.RUNNING,
+    process_pb2.STOPPED: Container.STOPPED,
+    process_pb2.PAUSED: Container.PAUSED,
+    process_pb2.PAUSING: Container.PAUSING,
+}
+
 POD_UID = "io.kubernetes.pod.uid"
 NAME, KIND = "io.kubernetes.container.name", "io.cri-containerd.kind"
 
@@ -299,9 +308,13 @@ def described(
         name=labels.get(NAME, ""),
         pod_uid=labels.get(POD_UID, ""),
         sandbox=labels.get(KIND) == "sandbox",
-        state=process_pb2.Status.Name(task.status).lower() if task else "",
+        state=_state(task),
         pid=task.pid if task else 0,
     )
+
+
+def _state(task: process_pb2.Process | None) -> Container.State:
+    return STATES.get(task.status, Container.UNKNOWN) if task else Container.NO_TASK
 
 
 def nameless(namespace: str, id: str, task: process_pb2.Process | None) -> KnownContainer:
@@ -309,7 +322,7 @@ def nameless(namespace: str, id: str, task: process_pb2.Process | None) -> Known
     return KnownContainer(
         namespace=namespace,
         id=id,
-        state=process_pb2.Status.Name(task.status).lower() if task else "",
+        state=_state(task),
         pid=task.pid if task else 0,
         problem=str(RecordTooLarge(id)),
     )

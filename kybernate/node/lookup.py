@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Ambiguous, Missing
+from kybernate.node.words import word
 
 ID_LENGTH = 12  # of an id of 64 digits; enough to distinguish containers
 UP_PODS: Final = "kybernate-up-"  # how UIDs of pods of `kybernate up` begin; those of an API server are UUIDs
-LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
+STARTED: Final = frozenset({Container.RUNNING, Container.PAUSING, Container.PAUSED, Container.HELD})
+LIVE: Final = STARTED | {Container.CREATED}  # has processes
 
 CONTAINER_NOT_FOUND_ADVICE: Final = (
     "`kybernate ps` lists the containers of Kybernate's shims, `ctr -n NAMESPACE containers ls` all others"
@@ -35,7 +38,7 @@ class KnownContainer:
     name: str = ""
     pod_uid: str = ""
     sandbox: bool = False  # holds a pod's namespaces and runs nothing of the user's
-    state: str = ""  # of the task; empty without one
+    state: Container.State = Container.NO_TASK
     pid: int = field(default=0, compare=False)
     problem: str = ""  # why nothing but id and task are known
 
@@ -56,6 +59,16 @@ class KnownContainer:
     def live(self) -> bool:
         """Return whether it has processes."""
         return self.state in LIVE
+
+    @property
+    def state_word(self) -> str:
+        """Return the state of its task, empty without one."""
+        return task_word(self.state)
+
+
+def task_word(state: Container.State) -> str:
+    """Return the word for the state of a task; empty without one."""
+    return word(Container.State, state) if state != Container.NO_TASK else ""
 
 
 def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:
@@ -105,8 +118,8 @@ def _named(container: KnownContainer, words: list[str]) -> bool:
 
 
 def _listed(containers: Iterable[KnownContainer]) -> str:
-    rows = sorted((container.namespace, container.id, container.title, container.state) for container in containers)
-    return "\n".join(f"  {namespace}  {id}  {title}  {state or 'no task'}" for namespace, id, title, state in rows)
+    rows = sorted((one.namespace, one.id, one.title, one.state_word or "no task") for one in containers)
+    return "\n".join(f"  {'  '.join(row)}" for row in rows)
 
 
 def short_id(id: str) -> str:

@@ -19,6 +19,7 @@ from kybernate.messages import (
     tasks_pb2,
     tasks_pb2_grpc,
 )
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node import rootfs
 from kybernate.node.ahead import reading_ahead
 from kybernate.node.containerd import Containerd, ContainerdRefused, described
@@ -134,7 +135,7 @@ def prepared(containerd: Containerd, plan: RestorePlan, stdio: TaskStreams) -> I
         with reading_ahead(plan.ahead):
             container = _created(containerd, plan, stdio, undo)
         yield CreatedTask(
-            replace(container, state="created"),
+            replace(container, state=Container.CREATED),
             lambda: int(_task_call(containerd, plan, "Start", tasks_pb2.StartRequest(container_id=plan.id)).pid),
         )
         undo.pop_all()

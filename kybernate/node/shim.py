@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Failure, Missing, Refused, TimedOut
 from kybernate.node.lookup import KnownContainer
 from kybernate_shim.address import socket_path
@@ -245,7 +246,7 @@ def _unconnected(container: KnownContainer, error: OSError) -> Failure:
 
 def life_of(container: KnownContainer) -> str:
     """Return in words what a container without processes is."""
-    return f"its task is {container.state}" if container.state else "it has no task"
+    return f"its task is {container.state_word}" if container.state != Container.NO_TASK else "it has no task"
 
 
 def _translated(error: RpcError, container: KnownContainer) -> Failure:

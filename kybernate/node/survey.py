@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Failure
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import NotKybernate, named_kybernate, shim_of, socket_of
@@ -31,9 +32,11 @@ async def survey(containers: Iterable[KnownContainer], address: str) -> list[Sur
     shims: dict[Path, list[KnownContainer]] = {}
     found: list[SurveyedContainer] = []
     for container in containers:
-        if container.problem and container.state:
+        if container.state == Container.NO_TASK:
+            continue
+        if container.problem:
             found.append(SurveyedContainer(container, problem=container.problem))
-        elif container.state:
+        else:
             shims.setdefault(socket_of(container, address), []).append(container)
     answers = await asyncio.gather(*(_ask(group, address) for group in shims.values()))
     found += [seen for answer in answers for seen in answer]

@@ -14,20 +14,14 @@ from kybernate.client.asynchronous import AsyncAgent
 from kybernate.client.watching import Position
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
+from kybernate.node.lookup import task_word
+from kybernate.node.words import word
 from kybernate.page import view
 from kybernate.page.source import Action, ActionRefused, LogAbsent
 
 LOG_LINES: Final = 500  # that were written before and are shown
 FIRST_WAIT: Final = 0.1  # seconds until the next attempt to reach the agent
 MOST_WAIT: Final = 2.0
-STATES: Final = {
-    wire.PENDING: "pending",
-    wire.RUNNING: "running",
-    wire.CANCELLING: "cancelling",
-    wire.SUCCEEDED: "succeeded",
-    wire.FAILED: "failed",
-    wire.CANCELLED: "cancelled",
-}
 
 
 class NodeSource:
@@ -112,7 +106,7 @@ def _container(one: wire.Container) -> view.Container | None:
         key=f"{one.namespace}/{one.id}",
         title=one.title,
         image=one.image,
-        state=one.state,
+        state=task_word(one.state),
         gpu=one.gpu,
         host_bytes=one.vram_bytes,
         gpus=tuple(one.gpu_uuids),
@@ -134,7 +128,7 @@ def _operation(one: wire.Operation) -> view.Operation:
     return view.Operation(
         key=one.id,
         verb=one.verb,
-        state=STATES.get(one.state, "pending"),
+        state=word(wire.OperationState, one.state),
         container=f"{one.namespace}/{one.container}" if one.container else "",
         subject=one.container_title or one.container or one.image,
         requester=one.requester,
@@ -171,14 +165,13 @@ def _gpu(one: wire.Gpu) -> view.Gpu:
     return view.Gpu(one.uuid, one.index, one.model, one.total_bytes, one.used_bytes, shares)
 
 
-def _seat(one: Any) -> view.Seat:
-    """Return a seat of the agent's arbiter, whose message agents without one do not have."""
+def _seat(one: wire.Seat) -> view.Seat:
     return view.Seat(
         key=one.name,
         profile=one.profile,
         group=one.group,
         gpus=tuple(one.gpus),
-        status=one.status,
+        status=word(wire.Seat.Status, one.status),
         since=_seconds(one, "since"),
         container=f"{one.namespace}/{one.container}" if one.container else "",
         title=one.container_title,

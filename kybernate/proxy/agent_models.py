@@ -43,7 +43,11 @@ class AgentModels:
         self.name = f"proxy-{secrets.token_hex(8)}"  # others may have the same user or certificate
 
     async def watch(self) -> AsyncIterator[tuple[str, Phase]]:
-        """Yield phases as `Models.watch`, until the agent is lost. Raises AgentUnreachable and AgentRefused."""
+        """Yield phases as `Models.watch`, until the agent is lost. Raises AgentUnreachable and AgentRefused.
+
+        Each snapshot says all of them: one that was said before an agent was lost may not have been heeded, in the
+        middle of a work that the agent's end has made fail.
+        """
         whole = False
         async for change in self._agent.watch(KINDS):
             if change.bookmark == wire.BOOKMARK_SNAPSHOT_BEGIN:
@@ -53,7 +57,7 @@ class AgentModels:
             elif change.HasField("container"):
                 self._take(change.container, change.removed)
             if whole:
-                for name, phase in self._moved():
+                for name, phase in self._moved(all=change.bookmark == wire.BOOKMARK_SNAPSHOT_END):
                     yield name, phase
 
     async def wake(self, model: Model) -> None:
@@ -132,12 +136,12 @@ class AgentModels:
         elif not container.sandbox:
             self._containers[container.id] = container
 
-    def _moved(self) -> list[tuple[str, Phase]]:
-        """Return the models whose phase is another one than when this was last asked."""
+    def _moved(self, *, all: bool) -> list[tuple[str, Phase]]:
+        """Return the models whose phase is another one than when this was last asked, or `all`."""
         found = []
         for model in self._models:
             phase = phase_of([one for one in self._containers.values() if is_of(one, model)])
-            if self._phases.get(model.name) != phase:
+            if all or self._phases.get(model.name) != phase:
                 self._phases[model.name] = phase
                 found.append((model.name, phase))
                 if phase == Phase.AWAKE:
@@ -157,10 +161,10 @@ def is_of(container: wire.Container, model: Model) -> bool:
 
 def phase_of(containers: list[wire.Container]) -> Phase:
     """Return the phase of a model with these containers: those of the past have stopped, or one is at work."""
-    alive = [one for one in containers if one.state in ("running", "paused")]
+    alive = [one for one in containers if one.state in (wire.Container.RUNNING, wire.Container.PAUSED)]
     if not alive:
         return Phase.ABSENT
     newest = max(alive, key=lambda one: (one.started.seconds, one.started.nanos))
-    if newest.state == "paused":
+    if newest.state == wire.Container.PAUSED:
         return Phase.ASLEEP
     return PHASES.get(newest.gpu, Phase.AWAKE)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from math import inf
 from types import TracebackType
@@ -23,6 +24,8 @@ from kybernate_shim.logs import Log
 
 LOOK_SECONDS: Final = 0.02  # between two looks at what another data plane has in flight, while a model drains
 WATCH_PAUSE: Final = 1.0
+DEFECT: Final = "the proxy failed; its log has the reason"
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Refused(Exception):
@@ -96,8 +99,8 @@ class Engine:
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._last_wake: dict[str, float] = {}
         self._wakes: dict[str, LastWake] = {}
-        self._meanwhile: dict[str, Phase] = {}  # what the source saw last of a model that this engine works on
-        self._works: dict[str, object] = {}  # the last work of each model, while it lasts
+        self._said: dict[str, list[Phase]] = {}  # by the source, of a model, since this engine's last work on it began
+        self._works: dict[str, asyncio.Task[None]] = {}  # the one work on each model, while it lasts
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._gates = {name: asyncio.Lock() for name in self.held}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -197,7 +200,10 @@ class Engine:
     # -- what it does
 
     async def run(self) -> None:
-        """Follow the states of the models, without an end. Those without a container are awake from the beginning."""
+        """Follow the states of the models, without an end. Those without a container are awake from the beginning.
+
+        A defect ends no more than one watch: models whose states are not followed would have requests that wait.
+        """
         for held in self.held.values():
             if held.phase == Phase.AWAKE and self.gate is not None:
                 self._spawn(self._set_gate(held))
@@ -208,6 +214,8 @@ class Engine:
                     self.seen.set()
             except Failure as error:
                 self._log.warning("proxy.watch_failed", error=str(error))
+            except Exception as error:  # noqa: BLE001  # see above; the log has it
+                self._log.error("proxy.watch_failed", error=repr(error), exc_info=True)
             await asyncio.sleep(WATCH_PAUSE)
 
     async def close(self) -> None:
@@ -259,16 +267,22 @@ class Engine:
         self._step(held)
 
     def _observe(self, held: Held, phase: Phase) -> None:
-        """Take what the source sees, unless the model is in the middle of what this engine does with it."""
-        own = held.phase in (Phase.WAKING, Phase.SUSPENDING) and held.model.name in self._works
-        if own and phase != Phase.ABSENT:
-            self._meanwhile[held.model.name] = phase
-            return
+        """Take what the source sees, unless the model is in the middle of what this engine does with it.
+
+        Where its container is gone, that has no object any more: its failure is none of the next container's.
+        """
+        name = held.model.name
+        if held.phase in (Phase.WAKING, Phase.SUSPENDING) and name in self._works:
+            if phase != Phase.ABSENT:
+                self._said[name].append(phase)
+                return
+            self._works.pop(name).cancel()
         if phase == held.phase:
             return
         if phase == Phase.AWAKE:
             if held.phase != Phase.DRAINING:
-                self._begin(held, Phase.WAKING, self._wake(held, ask=False))
+                self._begin(held, Phase.WAKING, partial(self._wake, held, ask=False))
+                self._said[name].append(phase)
             return
         if phase != Phase.WAKING:
             self._move(held, phase)
@@ -290,20 +304,22 @@ class Engine:
         match action:
             case Release(id):
                 holding.left(held, id)
-                holding.began(held, self._loop.time())
-                self._futures[id].set_result(None)
+                if not (future := self._futures[id]).done():  # else its client has hung up, and it is about to leave
+                    holding.began(held, self._loop.time())
+                    future.set_result(None)
             case Refuse(id, refusal):
                 self._refuse(held, id, refusal)
             case Wake():
-                self._begin(held, Phase.WAKING, self._wake(held, ask=True))
+                self._begin(held, Phase.WAKING, partial(self._wake, held, ask=True))
             case Drain():
-                self._begin(held, Phase.DRAINING, self._drain(held))
+                self._begin(held, Phase.DRAINING, partial(self._drain, held))
             case Reopen(given_up):
                 held.suspend_wanted = held.suspend_wanted and not given_up
                 held.makes_way = held.makes_way and not given_up
                 self._move(held, Phase.AWAKE)
             case Suspend():
-                self._begin(held, Phase.SUSPENDING, self._suspend(held, unless_used=not held.suspend_wanted))
+                work = partial(self._suspend, held, unless_used=not held.suspend_wanted)
+                self._begin(held, Phase.SUSPENDING, work)
 
     def _refuse(self, held: Held, id: int, refusal: Refusal) -> None:
         holding.left(held, id)
@@ -311,23 +327,27 @@ class Engine:
         if not future.done():
             future.set_exception(Refused(refusal))
 
-    def _begin(self, held: Held, phase: Phase, work: Coroutine[Any, Any, None]) -> None:
-        self._meanwhile.pop(held.model.name, None)  # here: the source may say the next thing before the work begins
+    def _begin(self, held: Held, phase: Phase, work: Work) -> None:
+        """Work on a model, in place of what was worked on it until now, which may be what begins this."""
+        name = held.model.name
+        if (before := self._works.pop(name, None)) is not None and before is not asyncio.current_task():
+            before.cancel()
+        self._said[name] = []  # here: the source may say the next thing before the work begins
         self._move(held, phase)
-        mark = self._works[held.model.name] = object()  # here, too
-        self._spawn(self._working(held.model.name, mark, work))
+        self._works[name] = self._spawn(self._working(name, work))  # here, too
 
-    async def _working(self, name: str, mark: object, work: Coroutine[Any, Any, None]) -> None:
+    async def _working(self, name: str, work: Work) -> None:
         try:
-            await work
+            await work()
         finally:
-            if self._works.get(name) is mark:  # and not that of the next one, which began at the end of this one
+            if self._works.get(name) is asyncio.current_task():  # and not the next one, which began at its end
                 del self._works[name]
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _move(self, held: Held, phase: Phase) -> None:
         was, name = held.phase, held.model.name
@@ -370,8 +390,29 @@ class Engine:
     async def _wake(self, held: Held, *, ask: bool) -> None:
         """Wake a model and wait for its port; `ask` is false where something else has woken it."""
         model, began = held.model, self._loop.time()
-        reason, stage, absent = "", "its container", False
-        self._wakes[model.name] = LastWake(time.monotonic(), inf, "")
+        failure: WakeFailed | None = WakeFailed("it was given up")
+        record = self._wakes[model.name] = LastWake(time.monotonic(), inf, "")
+        try:
+            failure = await self._tried(model, ask=ask)
+        finally:
+            seconds, outcome = self._loop.time() - began, "failed" if failure else "woken"
+            self._figures.woke(model.name, outcome, seconds)
+            if self._wakes[model.name] is record:
+                self._wakes[model.name] = replace(record, ended=time.monotonic(), outcome=outcome)
+        if failure:
+            self._log.warning("proxy.wake_failed", model=model.name, error=str(failure))
+            holding.wake_failed(held, str(failure), self._loop.time(), absent=failure.absent)
+        else:
+            self._last_wake[model.name] = seconds
+            self._log.info("proxy.model_resumed", model=model.name, wake_ms=round(seconds * 1000, 1))
+            # Something else may have been faster again. A source that is late says how the model came to sleep before.
+            asleep = self._has_left(model.name, Phase.AWAKE, by=Phase.ASLEEP)
+            self._move(held, Phase.ASLEEP if asleep else Phase.AWAKE)
+        self._step(held)
+
+    async def _tried(self, model: Model, *, ask: bool) -> WakeFailed | None:
+        """Wake a model and wait for its port; return why it is not awake, None where it is."""
+        stage = "its container"
         try:
             async with asyncio.timeout(model.wake_timeout or None):
                 if ask:
@@ -380,25 +421,13 @@ class Engine:
                 stage = f"its port, {upstream},"
                 await port_accepts(upstream)
         except WakeFailed as error:
-            reason, absent = str(error), error.absent
+            return error
         except TimeoutError:
-            reason = f"{stage} was not ready within {model.wake_timeout:.0f} s"
-        now = self._loop.time()
-        outcome = "failed" if reason else "woken"
-        self._figures.woke(model.name, outcome, now - began)
-        self._wakes[model.name] = replace(self._wakes[model.name], ended=time.monotonic(), outcome=outcome)
-        if held.phase != Phase.WAKING:  # it has vanished meanwhile
-            self._step(held)
-            return
-        if reason:
-            self._log.warning("proxy.wake_failed", model=model.name, error=reason)
-            holding.wake_failed(held, reason, now, absent=absent)
-        else:
-            self._last_wake[model.name] = now - began
-            self._log.info("proxy.model_resumed", model=model.name, wake_ms=round((now - began) * 1000, 1))
-            asleep = not ask and self._meanwhile.get(model.name) == Phase.ASLEEP  # something else was faster again
-            self._move(held, Phase.ASLEEP if asleep else Phase.AWAKE)
-        self._step(held)
+            return WakeFailed(f"{stage} was not ready within {model.wake_timeout:.0f} s")
+        except Exception as error:  # noqa: BLE001  # or its requests would wait; the log has it
+            self._log.error("proxy.work_failed", model=model.name, error=repr(error), exc_info=True)
+            return WakeFailed(DEFECT)
+        return None
 
     async def _suspend(self, held: Held, *, unless_used: bool) -> None:
         model, began = held.model, self._loop.time()
@@ -409,7 +438,18 @@ class Engine:
             outcome = "used" if error.used else "failed"
             tell = self._log.debug if error.used else self._log.warning
             tell("proxy.suspend_failed", model=model.name, error=str(error))
+        except Exception as error:  # noqa: BLE001  # as above
+            outcome = "failed"
+            self._log.error("proxy.work_failed", model=model.name, error=repr(error), exc_info=True)
         self._figures.suspended(model.name, outcome, self._loop.time() - began)
-        if held.phase == Phase.SUSPENDING:
-            self._move(held, Phase.ASLEEP if outcome == "suspended" else Phase.AWAKE)
+        if outcome == "suspended":
+            asleep = not self._has_left(model.name, Phase.ASLEEP, by=Phase.AWAKE)
+        else:  # the agent may have ended before it could say that it was done
+            asleep = self._said[model.name][-1:] == [Phase.ASLEEP]
+        self._move(held, Phase.ASLEEP if asleep else Phase.AWAKE)
         self._step(held)
+
+    def _has_left(self, name: str, phase: Phase, *, by: Phase) -> bool:
+        """Return whether the source has said, since the work began, that a model was in a phase, and is in `by` now."""
+        said = self._said[name]
+        return said[-1:] == [by] and phase in said

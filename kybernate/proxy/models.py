@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -82,3 +83,33 @@ async def port_accepts(upstream: str) -> None:
         else:
             writer.close()
             return
+
+
+@dataclass
+class Tried:
+    """A port that did not accept, and how many requests wait until it does."""
+
+    task: asyncio.Task[None]
+    waiting: int = 0
+
+
+class Ports:
+    """Ports that did not accept. One task tries each, or a thousand requests would be as many connections each time."""
+
+    def __init__(self) -> None:
+        self._tried: dict[str, Tried] = {}
+
+    async def accepts(self, upstream: str) -> None:
+        """Return once a connection is accepted, as `port_accepts`."""
+        one = self._tried.get(upstream)
+        if one is None or one.task.done():
+            one = self._tried[upstream] = Tried(asyncio.ensure_future(port_accepts(upstream)))
+        one.waiting += 1
+        try:
+            await asyncio.shield(one.task)
+        finally:
+            one.waiting -= 1
+            if not one.waiting:
+                one.task.cancel()
+                if self._tried.get(upstream) is one:
+                    del self._tried[upstream]

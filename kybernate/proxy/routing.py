@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from kybernate.proxy.api_errors import Refusal
 from kybernate.proxy.settings import Model, Peer, Probe, Route, Selector, Settings
 
 BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH"})
+# Paths that servers read in several ways: as they are written, and once they are decoded. Parts of both are left out by
+# some: dot segments, empty segments, parameters; others take a backslash for a slash.
+ODD_AS_WRITTEN: Final = r"%([^0-9A-Fa-f]|.[^0-9A-Fa-f]|.?$)|%00"
+ODD_DECODED: Final = r"(^|/)[.][.]?(/|$)|//|[\\;[:cntrl:]]"
+ODD: Final = re.compile(ODD_AS_WRITTEN), re.compile(ODD_DECODED.replace("[:cntrl:]", r"\x00-\x1f\x7f"))
 
 
 @dataclass(frozen=True)
 class Head:
-    """What is known of a request before its body. `path` is without the query, names of `headers` are lower case."""
+    """What is known of a request before its body. `path` is without the query, names of `headers` are lower case.
+
+    Of a header in `repeated`, which came several times, `headers` has the last one; no route is met by it.
+    """
 
     method: str
     host: str
     path: str
     headers: Mapping[str, str]
     model_in_query: str = ""
+    repeated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,7 @@ class Router:
 
     def __init__(self, settings: Settings) -> None:
         self._routes = settings.routes
+        self._by_path = any(route.paths for route in settings.routes)
         self._targets: dict[str, Model | Peer | Selector] = {}
         for model in settings.models:
             self._targets |= dict.fromkeys((model.name, *model.aliases), model)
@@ -84,8 +96,11 @@ class Router:
                 (self._elsewhere if here else self._targets)[name] = peer
 
     def matching(self, head: Head) -> Route | None:
-        """Return the first route that a request meets."""
-        return next((route for route in self._routes if _meets(head, route)), None)
+        """Return the first route that a request meets; none where paths count, and servers read its own differently."""
+        if self._by_path and is_odd(head.path):
+            return None
+        path = unquote(head.path, errors="surrogateescape")  # as models' servers read it
+        return next((route for route in self._routes if _meets(head, path, route)), None)
 
     def route(self, head: Head, route: Route | None, model: str | None, loads: Loads, draw: float) -> Decision:
         """Decide about a request that meets `route`.
@@ -93,6 +108,8 @@ class Router:
         `model` is the one that its body names: None while the body was not read, "" where it names none. `draw` is a
         random number from 0 to 1, by which weights choose.
         """
+        if route is None and self._by_path and is_odd(head.path):
+            return Refusal(400, "bad_path", "servers read this path in different ways")
         if route is None:
             return Refusal(404, "no_route", f"no route for {head.host}{head.path}")
         if route.to:
@@ -125,11 +142,17 @@ def probe_for(head: Head, model: Model) -> Probe | None:
     return next((one for one in model.probes if one.path == head.path and head.method in ("GET", "HEAD")), None)
 
 
-def _meets(head: Head, route: Route) -> bool:
+def is_odd(path: str) -> bool:
+    """Return whether servers read a path in different ways."""
+    return bool(ODD[0].search(path) or ODD[1].search(unquote(path, errors="surrogateescape")))
+
+
+def _meets(head: Head, path: str, route: Route) -> bool:
     return (
         (not route.hosts or head.host in route.hosts)
-        and (not route.paths or any(below(head.path, path) for path in route.paths))
+        and (not route.paths or any(below(path, top) for top in route.paths))
         and all(head.headers.get(name) == value for name, value in route.headers.items())
+        and head.repeated.isdisjoint(route.headers)
     )
 
 

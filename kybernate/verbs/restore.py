@@ -159,10 +159,10 @@ class Restore(Verb):
         status = await _status(node, found)
         if status is not None and status.phase == RESTORING:
             return Observation(Seen.AT_WORK, "its shim brings the processes back")
-        if found.live and found.state != "created":
+        if found.live and found.state != wire.Container.CREATED:
             result = await _result(node, operation, found.pid)
             return Observation(Seen.SUCCEEDED, "its container runs", result=result)
-        return Observation(Seen.HALF_DONE, f"its container is there, {found.state or 'without a task'}")
+        return Observation(Seen.HALF_DONE, f"its container is there, {found.state_word or 'without a task'}")
 
     async def roll_back(self, node: Node, operation: Operation) -> str:
         """Remove what it has made, and nothing that is not its own."""

@@ -13,6 +13,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -32,6 +33,7 @@ MTIME: Final = "mtime"
 LONGEST: Final = 100  # bytes of a name, or of where a link leads, in a block of ustar
 MOST_ID: Final = 0o7777777  # a user or a group there
 MOST_SIZE: Final = 0o77777777777
+MAGIC_SUM: Final = sum(tarfile.POSIX_MAGIC) + 8 * ord(" ")  # a checksum's own field counts as spaces
 ENCODING: Final = "utf-8"  # for names; other bytes in them pass through, as Python does it everywhere
 
 
@@ -128,7 +130,13 @@ def _header(info: tarfile.TarInfo) -> bytes:
     if MTIME not in info.pax_headers:
         return head
     record = _record(MTIME.encode(), info.pax_headers[MTIME].encode())
-    return _ustar(tarfile.XHDTYPE, b"././@PaxHeader", len(record)) + record.ljust(BLOCK, b"\0") + head
+    return _head_of_record(len(record)) + record.ljust(BLOCK, b"\0") + head
+
+
+@cache
+def _head_of_record(size: int) -> bytes:
+    """Return the block before a record of `size` bytes, which nearly all entries have alike."""
+    return _ustar(tarfile.XHDTYPE, b"././@PaxHeader", size)
 
 
 def _record(key: bytes, value: bytes) -> bytes:
@@ -139,10 +147,10 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 def _ustar(kind: bytes, name: bytes, size: int, link: bytes = b"", rights: tuple[int, int, int] = (0, 0, 0)) -> bytes:
     """Return one block, without a time; `rights` are mode, user and group. Source: pax(1)."""
-    before = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0" % (name.ljust(LONGEST, b"\0"), *rights, size, 0)
+    numbers = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (*rights, size, 0)
+    total = sum(name) + sum(numbers) + sum(kind) + sum(link) + MAGIC_SUM
     after = kind + link.ljust(LONGEST, b"\0") + tarfile.POSIX_MAGIC
-    total = sum(before) + sum(after) + 8 * ord(" ")  # its own field counts as spaces
-    return (b"%b%06o\0 %b" % (before, total, after)).ljust(BLOCK, b"\0")
+    return (b"%b%b%06o\0 %b" % (name.ljust(LONGEST, b"\0"), numbers, total, after)).ljust(BLOCK, b"\0")
 
 
 def _describe(found: TreeFile, attributes: Mapping[str, bytes]) -> tarfile.TarInfo:

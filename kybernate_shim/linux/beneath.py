@@ -224,11 +224,11 @@ class _TreeWalk:
             self.check()
             if len(os.fsencode(name)) > self.limits.name:
                 raise tree_too_large(f"{name[:60]}…", f"a path of more than {self.limits.name} bytes")
-            inner = self._held(fd, base, name)
-            if inner is None:
+            held = self._held(fd, base, name)
+            if held is None:
                 continue
+            inner, status = held
             try:
-                status = os.fstat(inner)
                 if stat.S_ISDIR(status.st_mode) != is_directory:
                     self._changed(name)
                 elif is_directory:
@@ -255,8 +255,9 @@ class _TreeWalk:
                 found.append((entry.name, entry.is_dir(follow_symlinks=False)))
         return sorted(found)
 
-    def _held(self, directory: int, base: str, name: str) -> int | None:
-        """Return a descriptor of a file, to read it if it is a regular one, which no call after it waits for.
+    def _held(self, directory: int, base: str, name: str) -> tuple[int, os.stat_result] | None:
+        """Return a file's descriptor, to read it if it is a regular one, which no call after it waits for; and its
+        status.
 
         None where it may be gone.
         """
@@ -265,10 +266,12 @@ class _TreeWalk:
         except FileNotFoundError as error:
             self._changed(name, error)
             return None
-        if not self.read or not stat.S_ISREG(os.fstat(pinned).st_mode):
-            return pinned
+        status = os.fstat(pinned)
+        if not self.read or not stat.S_ISREG(status.st_mode):
+            return pinned, status
         try:
-            return os.open(path_of(pinned), READ)
+            opened = os.open(path_of(pinned), READ)
+            return opened, os.fstat(opened)
         except BlockingIOError as error:
             raise tree_changed(name, "held by a lease, which its holder must give up first") from error
         finally:

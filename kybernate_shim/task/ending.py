@@ -53,18 +53,19 @@ class Ending:
     async def _look(self) -> None:
         container, pid = self._container, self._container.init.pid
         container.children.reap()
-        if container.exits.of_init is not None:
+        there = await asyncio.to_thread(_is_there, pid)
+        if container.exits.of_init is not None or container.init.pid != pid:
             return
-        if not await asyncio.to_thread(_is_there, pid):
-            container.log.warning("exit.lost", pid=pid)
-            container.exits.handle_init(Exit(pid, KILLED, time.time_ns()))
-            return
-        if container.exits.of_init is not None:
-            return
-        if container.operation is None:  # else it is frozen for that, whose end or undo thaws it
+        if container.operation is not None:
+            pass  # what it has frozen is thawed by its end or its undo, and a restore that fails has no init any more
+        elif there:
             with suppress(OSError):
                 os.kill(pid, SIGKILL)  # not reaped yet, so the pid is still its own
             await asyncio.to_thread(self._thaw)
+        else:
+            container.log.warning("exit.lost", pid=pid)
+            container.exits.handle_init(Exit(pid, KILLED, time.time_ns()))
+            return
         left = await asyncio.to_thread(self._left)
         container.log.warning("kill.not_ended", pid=pid, processes=left)
 

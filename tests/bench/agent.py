@@ -88,7 +88,7 @@ def _sleepers(ctr: Ctr, count: int) -> Iterator[list[str]]:
 
 
 def _all_seen(watcher: Watcher, ids: Sequence[str]) -> bool:
-    return all(watcher.container(id).state == "running" for id in ids)
+    return all(watcher.states(id)[0] == "running" for id in ids)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def _latencies(ctr: Ctr, watcher: Watcher, ids: Sequence[str]) -> list[float]:
         reading.start()
         for id in ids:
             ctr("task", "pause", id)
-            eventually(lambda: watcher.container(id).state == "paused", pause=0.01)  # noqa: B023  # asked immediately
+            eventually(lambda: watcher.states(id)[0] == "paused", pause=0.01)  # noqa: B023  # asked immediately
         eventually(lambda: len(sent) >= len(ids) - 1)  # the first may be before the subscription stands
         stream.cancel()
         reading.join(10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,13 @@ from kybernate_shim.linux.mount.mountinfo import below
 from kybernate_shim.linux.mount.rootfs import Mount
 
 
-def descriptors() -> set[str]:
-    return {name for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").exists()}  # noqa: PTH208
+def descriptors() -> dict[str, str]:
+    """Return this process's descriptors, each with what it is open for."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(FileNotFoundError):  # that of the list itself
+            found[name] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+    return found
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
         left = [str(mount.path) for mount in below(tmp_path)]
         assert left == [str(tmp_path)], "mounts are left over"
-        assert descriptors() == before, "descriptors are left over"
+        assert (now := descriptors()) == before, f"descriptors are left over: {set(now.items()) ^ set(before.items())}"
         assert set(Path(tempfile.gettempdir()).glob("kybernate-idmap-*")) == temporary
     finally:
         for mount in below(tmp_path):

@@ -24,6 +24,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kybernate.client.agent import Agent, Operation
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.words import word
 from kybernate_shim.arena.memory import FOLDER, Memory
 from kybernate_shim.gpu.errors import CudaError
 from kybernate_shim.gpu.helper_client import cuda_helper
@@ -463,14 +464,18 @@ def _end_of(log: Path) -> str:
 
 def status(agent: Agent, name: str) -> str:
     """Return the status of a container's seat, "" where it has none."""
-    return next((one.status for one in agent.seats() if one.container == name), "")
+    return next((_word(one) for one in agent.seats() if one.container == name), "")
+
+
+def _word(seat: wire.Seat) -> str:
+    return word(wire.Seat.Status, seat.status)
 
 
 def become(agent: Agent, wanted: Mapping[str, str]) -> None:
     """Wait until the seats of these containers have these statuses, as the arbiter sees them at its next look."""
 
     def now() -> dict[str, str]:
-        return {one.container: one.status for one in agent.seats() if one.container in wanted}
+        return {one.container: _word(one) for one in agent.seats() if one.container in wanted}
 
     await_true(lambda: now() == wanted, f"seats are {dict(wanted)}", shown=lambda: str(now()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -45,8 +46,9 @@ def no_helper() -> Iterator[None]:
     yield
     for process in psutil.process_iter(["cmdline"]):
         if "kybernate_shim.cuda_helper.helper" in (process.info["cmdline"] or []):  # nothing of a zombie's
-            process.terminate()
-            process.wait(10)
+            with suppress(psutil.NoSuchProcess):  # it has ended by itself
+                process.terminate()
+                process.wait(10)
     for path in Path("/run/kybernate").glob("cuda.*"):
         path.unlink()
 

@@ -67,6 +67,9 @@ CRI_TOOLS_VERSION = "v1.37.0"
 _K8S = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CRI_TOOLS = "sigs.k8s.io/cri-tools"
+KEPT = "KYBERNATE_LAB_GO_CACHE"
+# Nobody debugs these programs, and without debugging data they compile faster.
+_ALWAYS = ("-gcflags=all=-dwarf=false", "-trimpath", "-buildvcs=false", "-mod=readonly")
 _STRIPPED = ("-ldflags=-s -w",)
 NVIDIA_VERSION = "1.20.2"
 _NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
@@ -107,6 +110,14 @@ PROGRAMS = {
                 for name in ("containerd", "containerd-shim-runc-v2", "ctr")
             },
             flags=("-tags=urfave_cli_no_docs", f"-ldflags=-s -w -X {_CONTAINERD}/version.Version={CONTAINERD_VERSION}"),
+        ),
+        Programs(  # a set of its own: only `make client-tests` needs it
+            "containerd-client",
+            {
+                "usr/local/lib/containerd-client.test": f"{_CONTAINERD}/integration/client",
+                "usr/local/bin/runc-fp": f"{_CONTAINERD}/integration/failpoint/cmd/runc-fp",
+            },
+            flags=_STRIPPED,
         ),
         Programs(  # its version is a file of its module
             "runc",
@@ -186,12 +197,12 @@ def _build(programs: Programs, into: Path) -> None:
     begin = time.monotonic()
     print(f"lab: builds {programs.name} from its Go modules, once", file=sys.stderr, flush=True)
     _provide_headers(programs)
-    with _caches(into.parent) as environment:
+    with _caches(into.parent, programs.name) as environment:
         _reach(programs)
         for place, package in programs.packages.items():
             (into / place).parent.mkdir(parents=True, exist_ok=True)
             tests = place.endswith(".test")
-            flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", *["-c", "-vet=off"] * tests, *programs.flags]
+            flags = [*_ALWAYS, *["-c", "-vet=off"] * tests, *programs.flags]
             quiet = "-O2 -Wno-deprecated-declarations"  # what bindings of a whole C library are full of
             built = {**environment, "CGO_ENABLED": str(int(programs.cgo)), "CGO_CFLAGS": quiet}
             verb = "test" if tests else "build"
@@ -205,13 +216,14 @@ def _build(programs: Programs, into: Path) -> None:
 
 
 @contextmanager
-def _caches(parent: Path) -> Iterator[dict[str, str]]:
+def _caches(parent: Path, name: str) -> Iterator[dict[str, str]]:
     """Give Go directories of its own for what it downloads and compiles; they are gone afterwards.
 
-    KYBERNATE_LAB_GO_CACHE names a directory that is used instead and stays, for those who change a go.mod often.
+    KYBERNATE_LAB_GO_CACHE names a directory that is used instead and stays, for those who change a go.mod often. What a
+    killed build leaves is removed by the next one of these programs.
     """
-    kept = os.environ.get("KYBERNATE_LAB_GO_CACHE")
-    scratch = Path(kept) if kept else Path(tempfile.mkdtemp(prefix=".go-", dir=parent))
+    kept = os.environ.get(KEPT)
+    scratch = Path(kept) if kept else Path(tempfile.mkdtemp(prefix=f".go-{name}-", dir=parent))
     try:
         # The module cache is read-only by Go's default, so that it could not be removed.
         flags = os.environ.get("GOFLAGS", "") + " -modcacherw"

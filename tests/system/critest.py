@@ -6,25 +6,26 @@ the specs see a process and a port. Specs of the image service are left out: no 
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 from tests.conformance import specs
 from tests.lab import oci
-from tests.lab.images import ACCOUNTS, DIRECTORIES, PATH
-from tests.system import critest_table
-from tests.system.ctr import Ctr, run
+from tests.lab.images import ACCOUNTS
+from tests.system import comparison
+from tests.system.busybox_images import busybox_image, compiled
+from tests.system.ctr import Ctr
 
 HANDLERS = ("runc", "kybernate", "kybernate-path")  # the first is the oracle
 E2E, STAGING = "registry.k8s.io/e2e-test-images", "gcr.io/k8s-staging-cri-tools"  # the names that critest has
+KIND = "[It] "  # of test cases that are specs; others are what runs before and after all
 LEFT_OUT = r"Image Manager|Image Consistency|Image Identifier"
 SECONDS = 1800
 NETWORK = Path("/etc/cni/net.d/10-lab.conflist")
@@ -37,8 +38,6 @@ echo "${0##*/} serves"
 httpd -f -p "$1" -h /www &
 wait
 """
-# What the specs execute, and Debian's busybox lacks.
-SCRIPTS = {"bin/ipcs": b"#!/bin/sh\ncat /proc/sysvipc/shm\n", "bin/pgrep": b'#!/bin/sh\npidof "$1"\n'}
 # Prints what a program that has the set-user-ID bit may do.
 UID = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("Effective uid: %d\\n", geteuid()); }\n'
 GROUPS = {
@@ -52,16 +51,7 @@ def main(handlers: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         import_images(Path(scratch))
     map_ports()
-    found = {handler: outcomes(handler, REPORTS / handler) for handler in handlers or HANDLERS}
-    repeated = critest_table.differing(found)
-    if repeated:
-        print(f"{len(repeated)} specs differ and are repeated", flush=True)
-        for handler in found:
-            found[handler] |= outcomes(handler, REPORTS / handler / "again", repeated)
-    result = critest_table.render(found, repeated)
-    (REPORTS / "result.md").write_text(result)
-    print(result)
-    return 1 if critest_table.differing(found) or any("passed" not in one.values() for one in found.values()) else 0
+    return comparison.compare(handlers or HANDLERS, outcomes, REPORTS, word="spec")
 
 
 def outcomes(handler: str, reports: Path, only: Sequence[str] = ()) -> dict[str, str]:
@@ -75,11 +65,20 @@ def outcomes(handler: str, reports: Path, only: Sequence[str] = ()) -> dict[str,
     with (reports / "critest.log").open("w") as log:
         subprocess.run([*argv, f"-ginkgo.skip={LEFT_OUT}", f"-ginkgo.junit-report={report}"], stdout=log, stderr=log,
                        stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)  # fmt: skip
-    found = critest_table.read(report.read_text())
+    found = read(report.read_text())
     if only:
         found = {spec: how for spec, how in found.items() if spec in only}
     print(f"{handler}: {len(found)} specs in {time.monotonic() - begin:.0f} s, see {reports}", flush=True)
     return found
+
+
+def read(report: str) -> dict[str, str]:
+    """Return the outcome of each spec of a report in JUnit's format, "passed", "failed" or "skipped" for example.
+
+    Source: Ginkgo 2, package reporters, junit_report.go: a test case is named by its kind and its full text.
+    """
+    cases = [case.attrib for case in ElementTree.fromstring(report).iter("testcase")]
+    return {case["name"].removeprefix(KIND): case["status"] for case in cases if case["name"].startswith(KIND)}
 
 
 def map_ports() -> None:
@@ -92,14 +91,16 @@ def map_ports() -> None:
 def import_images(scratch: Path) -> None:
     """Give containerd all images of the specs under the names that these have for them, and the registry as well."""
     machine = oci.ARCHITECTURE[platform.machine()]
-    plain, server = _image({}), {"var/run/.keep": b"", "www/index.html": b"hello\n"}
+    plain, server = busybox_image({}), {"var/run/.keep": b"", "www/index.html": b"hello\n"}
     images = {
         f"{E2E}/busybox:1.29-2": plain,
-        f"{E2E}/nginx:1.14-2": _image({**server, "bin/nginx": SERVER}, "/bin/nginx", "80", "master process"),
-        f"{E2E}/httpd:2.4.39-4": _image({**server, "bin/httpd-server": SERVER}, "/bin/httpd-server", "80"),
-        f"{E2E}/nonewprivs:1.3": _image({"bin/uid": _compiled(UID, scratch)}, "/bin/uid"),
-        f"{STAGING}/hostnet-nginx-{machine}:latest": _image({**server, "bin/nginx": SERVER}, "/bin/nginx", "12003"),
-        f"{STAGING}/test-image-predefined-group:latest": _image(GROUPS),
+        f"{E2E}/nginx:1.14-2": busybox_image({**server, "bin/nginx": SERVER}, "/bin/nginx", "80", "master process"),
+        f"{E2E}/httpd:2.4.39-4": busybox_image({**server, "bin/httpd-server": SERVER}, "/bin/httpd-server", "80"),
+        f"{E2E}/nonewprivs:1.3": busybox_image({"bin/uid": compiled(UID, scratch)}, "/bin/uid"),
+        f"{STAGING}/hostnet-nginx-{machine}:latest": busybox_image(
+            {**server, "bin/nginx": SERVER}, "/bin/nginx", "12003"
+        ),
+        f"{STAGING}/test-image-predefined-group:latest": busybox_image(GROUPS),
         f"{STAGING}/test-image-tag:test": plain,
     }
     ctr = Ctr(namespace="k8s.io")
@@ -110,28 +111,6 @@ def import_images(scratch: Path) -> None:
         for other in (name, local):
             ctr("images", "tag", "--force", image.reference, other)
         ctr("images", "push", "--plain-http", local)
-
-
-def _image(files: Mapping[str, bytes], *entrypoint: str) -> oci.Image:
-    """Return an image of busybox and further files: those below bin are scripts, or have the set-user-ID bit."""
-    applets = subprocess.check_output(["busybox", "--list"], text=True).split()
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for path in ("bin", *DIRECTORIES):
-            oci.add(tar, path, type=tarfile.DIRTYPE, mode=0o1777 if path.endswith("tmp") else 0o755)
-        oci.add(tar, "bin/busybox", Path("/bin/busybox").read_bytes(), mode=0o755)
-        for applet in sorted(set(applets) - {"busybox"}):  # no symbolic links: a spec masks one applet alone
-            oci.add(tar, f"bin/{applet}", type=tarfile.LNKTYPE, linkname="bin/busybox", mode=0o755)
-        for path, data in {**ACCOUNTS, **SCRIPTS, **files}.items():
-            mode = 0o644 if not path.startswith("bin/") else 0o755 if data.startswith(b"#!") else 0o4755
-            oci.add(tar, path, data, mode=mode)
-    command = {"Entrypoint": list(entrypoint)} if entrypoint else {"Cmd": ["sh"]}
-    return oci.image("critest", layer.getvalue(), Env=[PATH], **command)
-
-
-def _compiled(source: str, scratch: Path) -> bytes:
-    run(["gcc", "-static", "-x", "c", "-", "-o", str(scratch / "compiled")], stdin=source.encode())
-    return (scratch / "compiled").read_bytes()
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def test_container_is_checkpointed_and_restored(agent: NodeAgent, ours: Ctr, tmp
         agent.done(agent.operation("Restore", restore).id)
         numbers = eventually(lambda: [int(line) for line in copy.read_text().split("\n")[:-1]][2:])
         assert numbers[0] > last_number
-        assert agent.call("Inventory", "GetContainer", wire.GetContainerRequest(name=again)).state == "running"
+        found = agent.call("Inventory", "GetContainer", wire.GetContainerRequest(name=again))
+        assert found.state == wire.Container.RUNNING
     finally:
         ours.remove(again)
     kybernate("ps")
@@ -85,9 +86,11 @@ def test_all_that_changes_is_seen_by_who_watches(agent: NodeAgent, ours: Ctr) ->
         changes = services.InventoryStub(channel).Watch(wire.WatchRequest(kinds=["container"]), timeout=60)
         with counting(ours) as witness:
             running = next(
-                one for one in changes if one.container.id == witness.id and one.container.state == "running"
+                one.container
+                for one in changes
+                if one.container.id == witness.id and one.container.state == wire.Container.RUNNING
             )
-            assert running.container.pid == ours.pid(witness.id)
+            assert running.pid == ours.pid(witness.id)
         assert next(one for one in changes if one.removed and one.container.id == witness.id)
         changes.cancel()
 

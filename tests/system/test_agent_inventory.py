@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from kybernate.messages import agent_pb2 as api
+from kybernate.node.lookup import task_word
 from tests.fakes.cuda import Gpus
 from tests.lab.node import Containerd
 from tests.system import gpu
@@ -44,7 +45,8 @@ def agree(ctr: Ctr, agent: SmallAgent, watcher: Watcher) -> bool:
     """Compare ctr, the agent's list and the watcher's objects."""
     listed = {one.id: one for one in agent.containers() if one.namespace == ctr.namespace}
     followed = {one.id: one for (kind, _), one in list(watcher.objects.items()) if kind == "container"}
-    return followed == listed and {id: (one.state, one.pid) for id, one in listed.items()} == said_by_ctr(ctr)
+    found = {id: (task_word(one.state), one.pid) for id, one in listed.items()}
+    return followed == listed and found == said_by_ctr(ctr)
 
 
 def assert_whole(watcher: Watcher) -> None:

@@ -142,12 +142,17 @@ def of_exec(id: str) -> list[Any]:
 
 
 def of_stats(pod: Pod, id: str) -> list[Any]:
-    """Read the figures of container and pod; they must be some."""
-    eventually(lambda: int(_stats(id)["cpu"]["usageCoreNanoSeconds"]["value"]) > 0)
-    stats = _stats(id)
+    """Read the figures of container and pod; they must be some. A rate is there once containerd has looked twice."""
+    eventually(lambda: _stats(id)["cpu"].get("usageNanoCores"))
+    eventually(lambda: _pod_stats(pod)[0]["linux"]["cpu"].get("usageNanoCores"))
+    stats, pods = _stats(id), _pod_stats(pod)
+    assert int(stats["cpu"]["usageCoreNanoSeconds"]["value"]) > 0
     assert int(stats["memory"]["workingSetBytes"]["value"]) > 0
-    pods = json.loads(crictl("statsp", "--id", pod.id, "-o", "json"))["stats"]
     return [shape(stats), shape(pods), columns(crictl("stats", "--id", id))]
+
+
+def _pod_stats(pod: Pod) -> list[dict[str, Any]]:
+    return list(json.loads(crictl("statsp", "--id", pod.id, "-o", "json"))["stats"])
 
 
 def _stats(id: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import grpc
 from kybernate.agent.watch.hub import identity
 from kybernate.messages import agent_pb2 as api
 from kybernate.messages import agent_pb2_grpc
+from kybernate.node.lookup import task_word
 from tests.system.ctr import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,8 @@ class Watcher:
         return self.objects.get(("container", f"default/{id}"), api.Container())
 
     def states(self, id: str) -> tuple[str, str]:
-        return self.container(id).state, self.container(id).gpu
+        """Return the words for a container's state and for that of its GPU memory."""
+        return task_word(self.container(id).state), self.container(id).gpu
 
     def types(self, id: str) -> list[str]:
         return [event.type for event in self.events if event.container == id]

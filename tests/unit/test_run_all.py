@@ -11,6 +11,7 @@ import pytest
 
 from tests import run_all
 from tests.lab import go_programs
+from tests.lab.go_programs import KEPT
 from tests.lanes import CLUSTERS, LANES
 from tests.run_all import (
     REPEATS,
@@ -19,6 +20,7 @@ from tests.run_all import (
     repeat_alone,
     run_everything,
     run_side_by_side,
+    shared_go_cache,
     suites_in_lab,
     summary,
 )  # fmt: skip
@@ -89,6 +91,19 @@ def test_unit_tests_run_beside_the_build_of_the_lab(folder: Path, monkeypatch: p
     assert run_everything(unit, [other], 1) == built
     assert unit.status == 0
     assert other.good == built
+
+
+def test_builds_share_a_go_cache_that_is_gone_afterwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_all, "LOGS", folder / "tests")
+    monkeypatch.delenv(KEPT, raising=False)
+    with shared_go_cache() as environment:
+        assert Path(environment[KEPT]).parent == folder
+        assert Path(environment[KEPT]).is_dir()
+    assert not Path(environment[KEPT]).exists()
+    monkeypatch.setenv(KEPT, str(folder))
+    with shared_go_cache() as environment:
+        assert environment[KEPT] == str(folder)
+    assert folder.is_dir()
 
 
 def test_lane_whose_programs_cannot_be_built_is_left_out_with_its_reason(

@@ -42,6 +42,7 @@ from kybernate.agent.inventory.state import (
 from kybernate.agent.inventory.workload import OF_PODS
 from kybernate.agent.seats.claims import Claim
 from kybernate.agent.watch.hub import Hub
+from kybernate.messages import agent_pb2 as api
 from kybernate.messages import containers_pb2
 from kybernate.node.containerd import (
     KIND,
@@ -105,6 +106,7 @@ class _Kept:
     """What is kept of a container between two looks."""
 
     known: Known | None = None
+    task: process_pb2.Process | None = None
     reported: Reported = field(default_factory=Reported)
     pod_labels: dict[str, str] = field(default_factory=dict)  # of a sandbox, for the containers of its pod
     gpu_uuids: tuple[str, ...] = ()
@@ -391,7 +393,7 @@ class Containers:
                 reported = await self._query(one, kept)
         kept.failures = kept.failures + 1 if reported.problem else 0
         first = kept.known is None and not self.ready.is_set()
-        kept.known, kept.reported = one, reported
+        kept.known, kept.task, kept.reported = one, task, reported
         self._schedule(kept)
         self._publish(kept, quiet=first)
 
@@ -400,10 +402,7 @@ class Containers:
         try:
             task = await self._containerd.task(*key)
         except ContainerdRefused as error:  # its shim does not answer
-            last = kept.known.container if kept.known is not None else None
-            if last is None or not last.state:
-                return None, str(error)
-            return process_pb2.Process(pid=last.pid, status=last.state.upper()), str(error)
+            return kept.task, str(error)
         pid, since = kept.deleted
         if task is not None and task.pid and task.pid == pid and self._now() - since < LINGER_SECONDS:
             kept.due = self._now() + CONFIRM_SECONDS
@@ -413,9 +412,9 @@ class Containers:
     async def _query(self, one: Known, kept: _Kept) -> Reported:
         """Ask the shim, where there is a task, and the shim may be ours."""
         container, last = one.container, kept.known
-        if not container.state:
+        if container.state == api.Container.NO_TASK:
             return Reported(foreign=not named_kybernate(container))
-        if kept.reported.foreign and last is not None and last.container.pid == container.pid and last.container.state:
+        if kept.reported.foreign and last is not None and last.container.pid == container.pid and kept.task is not None:
             return kept.reported
         return await self._ask(container, self._containerd.address)
 
@@ -467,7 +466,7 @@ class Containers:
         old = self._hub.get("container", f"{container.namespace}/{container.id}")
         self._hub.put(message)
         moved = gpu_moved(kept.gpu_noted, message)
-        if message.gpu in STATES.values() or not container.state:
+        if message.gpu in STATES.values() or container.state == api.Container.NO_TASK:
             kept.gpu_noted = message.gpu  # of another task, nothing is known
         if quiet:
             return
@@ -478,7 +477,7 @@ class Containers:
         if kept.known is None:
             return
         container = kept.known.container
-        kept.known = None
+        kept.known = kept.task = None
         old = self._hub.get("container", f"{container.namespace}/{container.id}")
         if old is not None:
             self._hub.remove(old)

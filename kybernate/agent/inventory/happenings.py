@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kybernate.messages import agent_pb2 as api
+from kybernate.node.lookup import LIVE, STARTED
 from kybernate_shim.oci.annotations import RESTORE_FROM
 
-LIVE = frozenset({"created", "running", "paused", "pausing"})
 DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
 LONG = {"checkpoint": "to", "restore": "from"}
 STATES = {"suspend": "suspended", "resume": "attached"}  # of the GPU memory, that an operation leads to
@@ -82,13 +82,13 @@ def gpu_moved(noted: str, now: api.Container) -> Happening | None:
 
 def _of_task(before: api.Container, now: api.Container, title: str) -> Iterator[Happening]:
     was, runs = before.state in LIVE, now.state in LIVE
-    another = was and runs and before.pid != now.pid and before.pid and now.state != "created"
-    if (was and not runs) or (another and before.state != "created"):
+    another = was and runs and before.pid != now.pid and before.pid and now.state != api.Container.CREATED
+    if (was and not runs) or (another and before.state != api.Container.CREATED):
         yield Happening("container.ended", "info", f"the task of container {title} has ended")
-    if now.state in ("running", "paused") and (before.state not in ("running", "paused") or another):
+    if now.state in STARTED and (before.state not in STARTED or another):
         yield Happening("container.started", "info", f"container {title} runs as process {now.pid}")
-    if "paused" in (now.state, before.state) and now.state != before.state and runs:
-        if now.state == "paused":
+    if api.Container.PAUSED in (now.state, before.state) and now.state != before.state and runs:
+        if now.state == api.Container.PAUSED:
             yield Happening("container.paused", "info", f"container {title} was paused")
-        elif now.state == "running" and not another:
+        elif now.state == api.Container.RUNNING and not another:
             yield Happening("container.unpaused", "info", f"container {title} runs again")

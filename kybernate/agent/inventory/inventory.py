@@ -86,7 +86,7 @@ class Inventory:
         found = [
             one
             for one in self._hub.objects("container")
-            if namespace in ("", one.namespace) and (all or (one.state and not one.foreign))
+            if namespace in ("", one.namespace) and (all or (one.state != api.Container.NO_TASK and not one.foreign))
         ]
         return sorted(found, key=lambda one: (one.namespace, one.title, one.id))
 

@@ -19,7 +19,7 @@ from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.oci.annotations import RESTORE_FROM, WAKE_ON_USE
 from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
-HELD = "held"
+HELD = "held"  # the shim's word
 NO_DEVICES = frozenset({"", "void", "none"})
 INTERNAL = ("io.kubernetes.", "io.cri-containerd", "containerd.io/")  # begin the labels of containerd and the CRI
 MOST_LABELS, LONGEST_LABEL = 64, 256
@@ -113,7 +113,7 @@ def message_of(
         name=container.name[:LONGEST_TEXT],
         image=container.image[:LONGEST_TEXT],
         runtime=container.runtime[:LONGEST_TEXT],
-        state=HELD if status.state == HELD else container.state,  # containerd takes it for a running one
+        state=api.Container.HELD if status.state == HELD else container.state,  # containerd takes it for a running one
         pid=container.pid,
         gpu=status.gpu if status.gpu != "attached" or had_gpu or one.has_gpu or gpu_uuids else "",  # as of all others
         operation=status.operation or status.phase,  # one that no caller has named has its verb alone

@@ -119,7 +119,8 @@ class Acting:
             await self._act(pod, own)
 
     def _warn(self, pod: Pod, own: Iterable[KnownContainer]) -> None:
-        seen = [found for found in map(self.find, own) if found is not None and found.state and not found.problem]
+        found = [one for one in map(self.find, own) if one is not None and not one.problem]
+        seen = [one for one in found if one.state != wire.Container.NO_TASK]
         foreign = bool(seen) and all(one.foreign for one in seen)
         config = self.config()
         counts = {key for key, _ in pod.annotations if config.pod_may_use(key)}

@@ -119,7 +119,7 @@ class Known(Part):
     def of_our_shims(self) -> list[wire.Container]:
         """Return the containers with a task of Kybernate's shims."""
         found = self._agent.events.hub.objects("container")
-        return [one for one in found if one.state and not one.foreign]
+        return [one for one in found if one.state != wire.Container.NO_TASK and not one.foreign]
 
     def find(self, own: OwnContainer) -> wire.Container | None:
         """Return a container as it is known now."""

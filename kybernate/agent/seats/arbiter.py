@@ -17,10 +17,11 @@ from kybernate.agent.inventory.gpus import Sight
 from kybernate.agent.seats.acting import Outcome
 from kybernate.agent.seats.around import Around, Containers
 from kybernate.agent.seats.claims import Claim, Key, assigned
-from kybernate.agent.seats.facts import LIVE, Seen, free, overrun, seated, standbys
+from kybernate.agent.seats.facts import Seen, free, overrun, seated, standbys
 from kybernate.agent.seats.former import Former
 from kybernate.agent.seats.use import NoUse, UseWatcher
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.lookup import LIVE
 from kybernate.seats.decide import decide
 from kybernate.seats.groups import Place
 from kybernate.seats.model import (
@@ -338,7 +339,7 @@ class Arbiter:
         for name, seat in self.state.seats.items():
             container = self._around.container(self.keys[name]) if name in self.keys else None
             late = seat.status == Status.STARTING and now - seat.since > START_SECONDS
-            if late and container is not None and container.state == "created" and not container.operation:
+            if late and container is not None and container.state == wire.Container.CREATED and not container.operation:
                 self.state = self.state.with_seat(failed(seat, now, self.state.rules))
 
     def _take_requests(self) -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from kybernate.agent.seats.claims import Claim, Key
 from kybernate.agent.seats.former import Former
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.lookup import LIVE
 from kybernate.seats.groups import Place
 from kybernate.seats.model import NEVER, Request, Seat, Status
 from kybernate.seats.outcomes import done
 from kybernate_shim.sizes import mib
 
-LIVE = frozenset({"created", "running", "paused", "pausing", "held"})
 LEAVING, COMING = frozenset({"suspending"}), frozenset({"resuming", "restoring"})
 KEPT = frozenset({Status.SUSPENDED, Status.PARKED, Status.FAILED})  # what the shim knows as suspended
 CONTEXT_BYTES = 2 << 30  # what contexts of a container's processes may take of a GPU beyond what it has declared
@@ -105,11 +105,11 @@ def status_of(seen: Seen, before: Status | None, held: int, *, acting: bool) -> 
     """Return what a seat is by what its container is; `before` is None where the container is seen first."""
     container = seen.container
     if before == Status.STARTING:
-        is_up = container.state == "running" and container.gpu not in COMING
+        is_up = container.state == wire.Container.RUNNING and container.gpu not in COMING
         return Status.ACTIVE if is_up else Status.STARTING
     if acting and before is not None:
         return before
-    if container.state == "created":
+    if container.state == wire.Container.CREATED:
         return Status.FREE
     if container.gpu == "suspended" and seen.takes:
         return Status.WAKING  # its room is claimed, however old the report is by which it was let in

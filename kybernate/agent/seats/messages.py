@@ -12,6 +12,18 @@ from kybernate.seats.groups import Place
 from kybernate.seats.model import NEVER, Seat, Status, Turn
 
 MOST_TEXT: Final = 1024  # characters of an error
+STATUSES: Final[dict[Status, wire.Seat.Status]] = {
+    Status.FREE: wire.Seat.FREE,
+    Status.STARTING: wire.Seat.STARTING,
+    Status.ACTIVE: wire.Seat.ACTIVE,
+    Status.SUSPENDING: wire.Seat.SUSPENDING,
+    Status.SUSPENDED: wire.Seat.SUSPENDED,
+    Status.PARKING: wire.Seat.PARKING,
+    Status.PARKED: wire.Seat.PARKED,
+    Status.WAKING: wire.Seat.WAKING,
+    Status.FAILED: wire.Seat.FAILED,
+}
+IN_TURN: Final = (wire.Seat.STARTING, wire.Seat.WAKING, wire.Seat.ACTIVE)  # their turn has come
 WORDS: Final = {
     Status.FREE: "no container has it",
     Status.STARTING: "its container is being started",
@@ -41,7 +53,7 @@ def seat_message(
         profile=place.profile.name,
         group=place.group.name,
         gpus=place.group.gpus,
-        status=seat.status.value,
+        status=STATUSES[seat.status],
         namespace=key[0] if key else "",
         container=key[1] if key else "",
         container_title=title,
@@ -69,7 +81,7 @@ def seat_message(
 
 def schedule_of(seats: list[wire.Seat]) -> wire.Schedule:
     """Return when waiting seats have their turns, as far as that is known, the next first."""
-    waiting = [one for one in seats if one.requests and one.status not in ("active", "waking", "starting")]
+    waiting = [one for one in seats if one.requests and one.status not in IN_TURN]
     found = wire.Schedule()
     for seat in sorted(waiting, key=lambda one: (not one.HasField("turn_at"), one.turn_at.ToMicroseconds(), one.name)):
         turn = found.turns.add(

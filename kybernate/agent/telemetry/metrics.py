@@ -20,6 +20,7 @@ from kybernate.agent.telemetry.scraping import Rendered, Scraping
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
+from kybernate.node.words import word
 from kybernate_shim import __version__
 
 SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -50,7 +51,7 @@ class Metrics:
 
     def ended(self, operation: wire.Operation) -> None:
         """Count an operation and its steps."""
-        state = wire.OperationState.Name(operation.state).lower()
+        state = word(wire.OperationState, operation.state)
         self._operations.labels(operation.verb, state).inc()
         for step in operation.steps:
             self._seconds.labels(operation.verb, step.name).observe(step.seconds)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
+from kybernate.node.words import word
 from kybernate_shim import __version__
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Tracing:
 
 
 def _attributes(operation: wire.Operation) -> dict[str, Any]:
-    state = wire.OperationState.Name(operation.state).lower()
+    state = word(wire.OperationState, operation.state)
     texts = {
         "operation": operation.id,
         "state": state,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -79,9 +80,14 @@ class Exchange(Record):
         headers = {"Content-Type": kind, REQUEST_ID: self.id, **refusal.headers}
         self.status = refusal.status
         answer = web.Response(status=refusal.status, body=body, headers=headers)
-        if refusal.status in (400, 408, 413):
+        if refusal.status in (400, 408, 413) or self._may_have_no_body:
             answer.force_close()  # what follows on this connection may be the rest of what was refused
         return answer
+
+    @property
+    def _may_have_no_body(self) -> bool:
+        """Whether a client that waits for 100 Continue may take the refusal for a word to send no body."""
+        return "expect" in self.head.headers and not self.request.content.at_eof()
 
     def abort(self) -> web.StreamResponse:
         """End an answer that cannot be completed, so that its client sees that it is cut off."""
@@ -103,8 +109,10 @@ def head_of(request: web.BaseRequest) -> tuple[Head, str]:
     host = request.headers.get("host", "").rpartition("]")[2] if "]" not in request.headers.get("host", "") else ""
     host = host.partition(":")[0] if host else request.headers.get("host", "").partition("]")[0].lstrip("[")
     headers = {name.lower(): value for name, value in request.headers.items()}
+    times = Counter(name.lower() for name, _ in request.headers.items())
+    repeated = frozenset(name for name, count in times.items() if count > 1)
     named = URL(f"/?{query}", encoded=True).query.get("model", "") if "model=" in query else ""
-    return Head(message.method, host.lower(), path, headers, named), target
+    return Head(message.method, host.lower(), path, headers, named, repeated), target
 
 
 def api_of_request(head: Head) -> str:

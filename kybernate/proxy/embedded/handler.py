@@ -120,7 +120,8 @@ class Handler:
         if isinstance(decision, NeedBody) or (self._progressing and body.exists):
             fields = await body.fields(MODEL_AND_STREAM if self._progressing else MODEL)
         if isinstance(decision, NeedBody):
-            decision = router.route(head, route, str(fields.get("model", "")), self._engine.load, self._draw())
+            name = fields.get("model")
+            decision = router.route(head, route, name if isinstance(name, str) else "", self._engine.load, self._draw())
         drop = KEY_HEADERS if route is not None and route.keys else NO_KEYS
         return await self._decided(exchange, decision, body, headers, drop, bool(fields.get("stream")))
 

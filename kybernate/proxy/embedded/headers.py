@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final
 
@@ -24,8 +24,10 @@ HOP_BY_HOP: Final = frozenset(
 OURS: Final = frozenset(
     {"x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-request-id", "x-kybernate-backend", "expect"}
 )
+# Servers of the CGI kind, as those of WSGI are, take Content_Length and Content-Length for one header.
+FRAMING: Final = frozenset({"content-length", "content-type"})
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
-HOST: Final = re.compile(r"[A-Za-z0-9._~%!$&'()*+,;=-]*(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
+HOST: Final = re.compile(r"[A-Za-z0-9._~%!$&()*+;=-]*(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 TIMEOUTS: Final = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
 WAIT: Final = re.compile(r"(?:^|[,;\s])wait=(\d+(?:\.\d+)?)")
 Networks = Sequence[IPv4Network | IPv6Network]
@@ -35,7 +37,16 @@ def passed_on(headers: CIMultiDict[str], *, but: frozenset[str] = frozenset()) -
     """Return the headers that a proxy passes on: neither those of one connection nor those in `but`."""
     named = {one.strip().lower() for value in headers.getall("connection", ()) for one in value.split(",")}
     left_out = HOP_BY_HOP | but | named
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out)
+    return CIMultiDict(
+        (name, value)
+        for name, value in headers.items()
+        if name.lower() not in left_out and not ("_" in name and stands_for(name, left_out | FRAMING))
+    )
+
+
+def stands_for(name: str, names: Iterable[str]) -> bool:
+    """Return whether a server that takes underscores for hyphens takes a header for one of `names`."""
+    return name.lower().replace("_", "-") in names
 
 
 def for_upstream(
@@ -116,8 +127,10 @@ def mistake_in(method: str, version: tuple[int, int], target: str, headers: CIMu
         return Refusal(400, "bad_framing", "the length of the body is ambiguous")
     if len(lengths) > 1 or not all(one.isascii() and one.isdecimal() for one in lengths):
         return Refusal(400, "bad_framing", "the length of the body is ambiguous")
-    if method == "CONNECT" or not target.startswith(("/", "http://", "https://", "*")):
-        return Refusal(405, "bad_method", f"{method} is not answered here")
+    if method == "CONNECT" or not _is_target(method, target):
+        return Refusal(405, "bad_method", f"{method} of this target is not answered here")
+    if not target.startswith("/") and target != "*" and not _is_of_host(target, next(iter(hosts), "")):
+        return Refusal(400, "bad_host", "the request's target and its Host name two hosts")
     if is_grpc(headers):
         return Refusal(501, "needs_haproxy", "gRPC needs HTTP/2, which only the plane haproxy has (plane: haproxy)")
     if "trailer" in headers:
@@ -125,3 +138,18 @@ def mistake_in(method: str, version: tuple[int, int], target: str, headers: CIMu
     if headers.get("expect", "100-continue").lower() != "100-continue":
         return Refusal(417, "bad_expect", "only Expect: 100-continue is known")
     return None
+
+
+def _is_target(method: str, target: str) -> bool:
+    """Return whether a target is one of a request, without a fragment, which is a client's own."""
+    if "#" in target:
+        return False
+    return target.startswith(("/", "http://", "https://")) or (target == "*" and method == "OPTIONS")
+
+
+def _is_of_host(target: str, host: str) -> bool:
+    """Return whether an absolute target, as clients send it to proxies, is of the host that the header names."""
+    scheme, _, rest = target.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    usual = ":443" if scheme == "https" else ":80"
+    return authority.lower().removesuffix(usual) == host.lower().removesuffix(usual)

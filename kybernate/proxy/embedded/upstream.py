@@ -20,7 +20,7 @@ from kybernate.proxy.embedded.body import Body
 from kybernate.proxy.embedded.exchange import Exchange
 from kybernate.proxy.embedded.headers import passed_on
 from kybernate.proxy.engine import Refused
-from kybernate.proxy.models import CONNECT_SECONDS, FIRST_PAUSE, LONGEST_PAUSE, port_accepts
+from kybernate.proxy.models import CONNECT_SECONDS, FIRST_PAUSE, LONGEST_PAUSE, Ports
 from kybernate.proxy.progress import SSE
 
 KEPT_SECONDS: Final = 4.0  # uvicorn, which serves most models, closes connections that were idle for five
@@ -66,6 +66,7 @@ class Upstreams:
         self._client = client
         self._send_seconds = send_seconds
         self._inner = inner
+        self._ports = Ports()
 
     async def pass_on(
         self,
@@ -134,7 +135,7 @@ class Upstreams:
     async def _until_accepting(self, base: str, left: float, error: Exception) -> None:
         try:
             async with asyncio.timeout(left):
-                await port_accepts(base)
+                await self._ports.accepts(base)
         except TimeoutError:
             raise Refused(_unreachable(base, error)) from error
 

@@ -115,7 +115,8 @@ class Body:
         while not scanner.done and len(self.prefix) < self._limits.prefix and (piece := await self.next()):
             scanner.feed(piece[: self._limits.prefix - len(self.prefix)])
             self.prefix += piece
-        return str(scanner.found.get("model", ""))
+        name = scanner.found.get("model")
+        return name if isinstance(name, str) else ""
 
     async def read_whole(self) -> bytes:
         """Return all of it, for filters. Raises Refused where it is larger than they may be."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from kybernate.proxy.embedded.headers import FRAMING, HOP_BY_HOP, OURS
 from kybernate.proxy.haproxy.tracing import log_lines, trace_lines
+from kybernate.proxy.keys import KEY_HEADERS
+from kybernate.proxy.routing import ODD_AS_WRITTEN, ODD_DECODED
 from kybernate.proxy.settings import Model, Route, Settings
 from kybernate.proxy.tracing import Export
 
@@ -23,6 +27,10 @@ ACTIVATOR: Final = "activator"
 BUFFER: Final = 32 << 10  # bytes of head and body that are seen before a request is routed
 MAX_HEADERS: Final = 32767
 CHUNKED_LINE: Final = 1024
+PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9._:/@+-]+")  # which map, runtime API and JSON have in one form
+# What a body has where HAProxy may take another model of it than JSON says: it compares keys as they are written, so a
+# letter of `model` may be escaped (6 is the first digit of each), and its texts end with a zero.
+ODD_NAMES: Final = ("\\u006", "\\u0000")
 ERRORS: Final = {
     400: ("bad_request", "the request is malformed"),
     408: ("client_slow", "the request did not arrive in time"),
@@ -84,14 +92,25 @@ def direct_models(settings: Settings) -> list[Model]:
 
 
 def map_entries(settings: Settings, model: Model) -> list[str]:
-    """Return the keys of the map that stand for a model: its names, as requests and routes have them."""
-    return [model.name, *model.aliases]
+    """Return the keys of the map that stand for a model: its names, as requests and routes have them.
+
+    Others are the activator's: a number in a body is no name, and HAProxy makes a text of it.
+    """
+    return [name for name in (model.name, *model.aliases) if PLAIN_NAME.fullmatch(name) and not _is_number(name)]
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def written_map(settings: Settings) -> str:
     """Return the map as it is when HAProxy starts: every model is the activator's."""
     names = [name for model in direct_models(settings) for name in map_entries(settings, model)]
-    return "".join(f"{name} {ACTIVATOR}\n" for name in names if not re.search(r"\s", name))
+    return "".join(f"{name} {ACTIVATOR}\n" for name in names)
 
 
 def generated(settings: Settings, places: Places, max_connections: int, export: Export | None = None) -> str:
@@ -197,6 +216,10 @@ def _checks(settings: Settings) -> Iterator[str]:
     yield "    http-request reject if { req.hdr(transfer-encoding) -m found } { req.ver 1.0 }"
     yield "    http-request reject if { req.hdr_cnt(transfer-encoding) gt 1 }"
     yield "    http-request reject if { method CONNECT }"
+    yield "    http-request reject if { url -m sub '#' }"
+    if any(route.paths for route in settings.routes):  # what the embedded plane's router refuses as odd
+        yield f"    http-request reject if {{ path -m reg '{ODD_AS_WRITTEN}' }}"
+        yield f"    http-request reject if {{ path,url_dec -m reg '{ODD_DECODED}' }}"
     yield f"    http-request deny deny_status 413 if {{ req.hdr_val(content-length) gt {settings.limits.body} }}"
 
 
@@ -214,11 +237,23 @@ def _headers() -> Iterator[str]:
         yield f"    http-request set-header X-Forwarded-{name} {value} unless {found}"
     for name in ("X-Kybernate-Backend", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization"):
         yield f"    http-request del-header {name}"
+    shadows = "|".join(with_underscores(HOP_BY_HOP | OURS | FRAMING | KEY_HEADERS))
+    yield f"    http-request del-header '^({shadows})$' -m reg if {{ req.hdr_names -m sub _ }}"
     yield "    http-request del-header TE unless { req.hdr(te) -m str trailers }"
+
+
+def with_underscores(names: Iterable[str]) -> list[str]:
+    """Return the names that a server takes for one of `names` where it takes underscores for hyphens."""
+    found = (product(*(("-", "_") if letter == "-" else (letter,) for letter in name)) for name in sorted(names))
+    return [name for variants in found for name in map("".join, variants) if "_" in name]
 
 
 def _routes(settings: Settings, places: Places, export: Export | None) -> Iterator[str]:
     """Set txn.model where a request may go to its model without the activator, and look it up in the map."""
+    yield "    acl one_type req.fhdr_cnt(content-type) eq 1"
+    yield "    acl json_type req.fhdr(content-type),field(1,';'),lower -m str application/json"
+    yield "    acl json_type req.fhdr(content-type),field(1,';'),lower -m end +json"
+    yield f"    acl odd_names req.body -m sub {' '.join(map(_quoted, ODD_NAMES))}"
     for number, route in enumerate(settings.routes):
         yield from _conditions(number, route)
         met = " ".join(_names(number, route))
@@ -229,7 +264,8 @@ def _routes(settings: Settings, places: Places, export: Export | None) -> Iterat
     yield from _needs_activator(settings)
     yield f"    http-request set-var(txn.backend) var(txn.model),map({places.map})"
     goes = "{ var(txn.backend) -m found } !needs_activator plain_connection"
-    yield f"    http-request del-header Authorization if {{ var(txn.owned) -m found }} {goes}"
+    for name in sorted(KEY_HEADERS):
+        yield f"    http-request del-header {name} if {{ var(txn.owned) -m found }} {goes}"
     if export is not None:
         yield from trace_lines(export, f"{goes} !{{ var(txn.backend) -m str {ACTIVATOR} }}")
     yield f"    use_backend %[var(txn.backend)] if {goes}"
@@ -239,10 +275,11 @@ def _conditions(number: int, route: Route) -> Iterator[str]:
     for host in route.hosts:
         yield f"    acl r{number}_host req.hdr(host),field(1,:),lower -m str {_quoted(host)}"
     for path in route.paths:
-        yield f"    acl r{number}_path path -m str {_quoted(path)}"
-        yield f"    acl r{number}_path path -m beg {_quoted(path if path.endswith('/') else path + '/')}"
+        yield f"    acl r{number}_path path,url_dec -m str {_quoted(path)}"
+        yield f"    acl r{number}_path path,url_dec -m beg {_quoted(path if path.endswith('/') else path + '/')}"
     for index, (name, value) in enumerate(route.headers.items()):
-        yield f"    acl r{number}_header{index} req.hdr({name}) -m str {_quoted(value)}"
+        yield f"    acl r{number}_header{index} req.fhdr({name}) -m str {_quoted(value)}"
+        yield f"    acl r{number}_once{index} req.fhdr_cnt({name}) eq 1"
 
 
 def _names(number: int, route: Route) -> Iterator[str]:
@@ -250,7 +287,8 @@ def _names(number: int, route: Route) -> Iterator[str]:
         yield f"r{number}_host"
     if route.paths:
         yield f"r{number}_path"
-    yield from (f"r{number}_header{index}" for index in range(len(route.headers)))
+    for index in range(len(route.headers)):
+        yield f"r{number}_header{index} r{number}_once{index}"
 
 
 def _model_of(number: int, route: Route, places: Places) -> Iterator[str]:
@@ -259,20 +297,25 @@ def _model_of(number: int, route: Route, places: Places) -> Iterator[str]:
         return
     chosen = f"{{ var(txn.route) -m int {number} }}"
     if route.keys:
-        yield f"    http-request set-var(txn.key) req.hdr(authorization),word(2,' '),sha2(256),hex,lower if {chosen}"
+        bearer = "{ req.fhdr_cnt(authorization) eq 1 } { req.fhdr(authorization) -m beg -i 'bearer ' }"
+        key = "req.fhdr(authorization),word(2,' '),sha2(256),hex,lower"
+        yield f"    http-request set-var(txn.key) {key} if {chosen} {bearer}"
         known = f"{{ var(txn.key) -m str -f {places.keys(number)} }}"
         yield f"    http-request set-var(txn.owned) int(1) if {chosen} {known}"
         chosen += " { var(txn.owned) -m found }"
     if route.to:
         yield f"    http-request set-var(txn.model) str({_quoted(route.to)}) if {chosen}"
         return
-    json_body = "{ method POST } { req.hdr(content-type) -m sub json }"
+    json_body = "{ method POST } one_type json_type"
     yield f"    http-request wait-for-body time {_ms(60.0)} if {chosen} {json_body}"
-    yield f"    http-request set-var(txn.model) req.body,json_query('$.model') if {chosen} {json_body}"
+    yield f"    http-request set-var(txn.model) req.body,json_query('$.model') if {chosen} {json_body} !odd_names"
 
 
 def _needs_activator(settings: Settings) -> Iterator[str]:
     """Name the requests that only the embedded plane can treat as it must."""
+    yield "    acl needs_activator query -m sub model="  # which counts before the body
+    yield "    acl needs_activator path -m str /v1/models"
+    yield "    acl needs_activator path -m beg /v1/models/"
     yield "    acl needs_activator req.hdr(transfer-encoding) -m found"  # whose size is counted as it arrives
     yield "    acl plain_connection req.hdr_cnt(connection) eq 0"  # or one that names no header of its own
     yield r"    acl plain_connection req.fhdr(connection) -m reg -i '^(\s*(close|keep-alive|upgrade|te)\s*,?)+$'"

@@ -102,7 +102,7 @@ class Headers(io.BufferedReader):
 
     def __init__(self, fd: int) -> None:
         super().__init__(io.FileIO(fd))
-        self._bytes = self._records = 0
+        self._bytes = self._records = self._position = 0
         self.next_entry()
 
     def next_entry(self) -> None:
@@ -115,12 +115,20 @@ class Headers(io.BufferedReader):
                 raise Damaged(f"an entry with more than {MOST_HEADER} bytes of names, attributes and holes")
         content = super().read(size)
         self._bytes += len(content)
+        self._position += len(content)
         if not self.in_content and len(content) > tarfile.BLOCKSIZE:
             most = UNCOUNTED_RECORDS + self._bytes // RECORD_BYTES
             self._records += _records(content, most)
             if self._records > most:
                 raise Damaged(f"entries with more than a record in {RECORD_BYTES} bytes")
         return content
+
+    def seek(self, target: int, whence: int = os.SEEK_SET, /) -> int:
+        self._position = super().seek(target, whence)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position  # tarfile asks four times for each entry, and each is a call of the kernel elsewhere
 
 
 def _records(header: bytes, most: int) -> int:

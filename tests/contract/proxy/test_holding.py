@@ -316,7 +316,7 @@ async def test_model_that_sleeps_again_before_its_port_accepts_is_not_taken_for_
         stand.models.change("qwen", Phase.AWAKE)
         await stand.until(lambda: stand.held().phase == Phase.WAKING, "its port is waited for")
         stand.models.change("qwen", Phase.ASLEEP)
-        await stand.until(lambda: stand.service.engine._meanwhile.get("qwen") == Phase.ASLEEP)
+        await stand.until(stand.models.all_said)
         await stand.upstream.start(port)
         await stand.until(lambda: stand.held().phase == Phase.ASLEEP, "it sleeps")
         assert (await stand.chat()).status == 200

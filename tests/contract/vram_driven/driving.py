@@ -18,7 +18,7 @@ from kybernate_shim.config import GpuSettings
 from kybernate_shim.linux.children import Children
 from kybernate_shim.linux.process_memory import Region, read_maps
 from kybernate_shim.vram_io.image_pool_filling import fill
-from kybernate_shim.worker_protocol.mover_jobs import PROGRAM
+from tests.contract.vram_path.moving import workers
 from tests.fakes.actor import Actor
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ def open_image_files(program: Actor, image: Path) -> set[int]:
 
 
 def worker() -> psutil.Process:
-    (one,) = [process for process in psutil.Process().children() if PROGRAM in process.cmdline()]
+    (one,) = workers()
     return one
 
 

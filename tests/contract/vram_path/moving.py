@@ -6,6 +6,7 @@ The programs play the driver's part: a thread with its name maps and fills memor
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -81,7 +82,9 @@ def resident_of_its_own(program: MemoryProcess) -> int:
 
 
 def workers() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children() if PROGRAM in process.cmdline()]
+    """Return this process's children that move VRAM; others of them may end meanwhile."""
+    found = psutil.process_iter(["ppid", "cmdline"])
+    return [one for one in found if one.info["ppid"] == os.getpid() and PROGRAM in (one.info["cmdline"] or [])]
 
 
 def flip(path: Path) -> None:

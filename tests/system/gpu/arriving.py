@@ -137,7 +137,7 @@ def held_up(store: Store, name: str, id: str, log: Path) -> Iterator[subprocess.
 
 
 def programs() -> list[str]:
-    return [one.name() for one in psutil.process_iter(["name"]) if "computes" in one.name()]
+    return [one.info["name"] for one in psutil.process_iter(["name"]) if "computes" in (one.info["name"] or "")]
 
 
 def assert_nothing_is_left(gpus: Gpus, id: str, log: Path, before: str) -> None:

@@ -180,7 +180,7 @@ class Holding:
         """Ask, and do not wait for the answer."""
         os.write(self._asked, f"{question}\n".encode())
 
-    def told(self, seconds: float = 20) -> str:
+    def told(self, seconds: float = 60) -> str:
         """Return its next line; AssertionError when it does not come."""
         text, until = "", time.monotonic() + seconds
         while not text.endswith("\n"):

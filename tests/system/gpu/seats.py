@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 
 from kybernate.messages import agent_pb2 as wire
+from kybernate.node.words import word
 from tests.fakes.cuda import Gpus
 from tests.system.ctr import eventually
 from tests.system.node_agent import NodeAgent
@@ -56,7 +57,7 @@ class SeatsAgent(NodeAgent):
             found = self.seats().get(id)
         except grpc.RpcError:
             return ""
-        return found.status if found is not None else ""
+        return word(wire.Seat.Status, found.status) if found is not None else ""
 
     def operations(self) -> list[wire.Operation]:
         """Return all operations, the newest first."""

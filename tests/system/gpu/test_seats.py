@@ -55,7 +55,7 @@ def test_a_wake_waits_for_what_is_at_work_and_says_so(ctr: Ctr, gpus: Gpus, agen
             begun = agent.operation("Wake", wire.WakeRequest(name=first.id))
             agent.until(begun.id, lambda one: "its turn" in one.progress.waits_for)
             seat = agent.call("Seats", "GetSeat", wire.GetSeatRequest(name=first.id))
-            assert (seat.status, [one.cause for one in seat.requests]) == ("suspended", ["operation"])
+            assert (seat.status, [one.cause for one in seat.requests]) == (wire.Seat.SUSPENDED, ["operation"])
             assert seat.before == [agent.seats()[second.id].name]
             assert "its turn" in kybernate("ps", "-o", "wide") + kybernate("why", first.id)
             report.in_flight = 0

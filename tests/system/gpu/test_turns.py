@@ -63,7 +63,7 @@ def outside_swaps(agent: SeatsAgent, watched: Watched) -> list[tuple[float, list
 
 
 def begins_well(container: Holding) -> None:
-    assert container.told(60) == "ready"
+    assert container.told() == "ready"
     container.fill(0, 1)
     assert container.is_right()
 

@@ -17,6 +17,7 @@ from kybernate.agent.inventory import containerd_events, containers
 from kybernate.agent.inventory.containers import SETTLED_SECONDS, Containers
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as api
+from kybernate.node.containerd import STATES
 from tests.unit.agent.fake_node import NAMESPACE, FakeNode
 from tests.unit.agent.test_hub import MemoryHistory
 
@@ -89,15 +90,15 @@ def test_life_of_a_container_is_followed_and_recorded() -> None:
         node.create("a")
         await until(lambda: agent.of("a").id)
         node.start("a")
-        await until(lambda: agent.of("a").state == "running")
+        await until(lambda: agent.of("a").state == api.Container.RUNNING)
         node.turn("a", "PAUSED", "/tasks/paused")
-        await until(lambda: agent.of("a").state == "paused")
+        await until(lambda: agent.of("a").state == api.Container.PAUSED)
         node.turn("a", "RUNNING", "/tasks/resumed")
-        await until(lambda: agent.of("a").state == "running")
+        await until(lambda: agent.of("a").state == api.Container.RUNNING)
         node.exit("a")
-        await until(lambda: agent.of("a").state == "stopped")
+        await until(lambda: agent.of("a").state == api.Container.STOPPED)
         node.delete_task("a", lingers=True)
-        await until(lambda: agent.of("a").state == "")
+        await until(lambda: agent.of("a").state == api.Container.NO_TASK)
         node.delete("a")
         await until(lambda: not agent.of("a").id)
         lived = ["created", "started", "paused", "unpaused", "ended", "removed"]
@@ -117,7 +118,7 @@ def test_containers_that_are_there_already_are_found_without_events() -> None:
 
     async def work(agent: Agent) -> None:
         assert (agent.of("a").gpu, agent.of("a").vram_bytes, agent.of("a").foreign) == ("suspended", 7, False)
-        assert (agent.of("b").state, agent.of("b").foreign) == ("running", True)
+        assert (agent.of("b").state, agent.of("b").foreign) == (api.Container.RUNNING, True)
         assert agent.noted == []
 
     with_agent(node, work)
@@ -131,7 +132,7 @@ def test_inventory_is_ready_once_each_container_was_read() -> None:
     node.unanswered = 2
 
     async def work(agent: Agent) -> None:
-        assert agent.of("a").state == "running"
+        assert agent.of("a").state == api.Container.RUNNING
         node.unanswered = 1
         assert not await agent.containers.looked_at(NAMESPACE, "a")
         assert await agent.containers.looked_at(NAMESPACE, "a")
@@ -149,12 +150,12 @@ def test_record_that_is_too_large_is_a_problem_of_its_container_alone() -> None:
     node.too_large = {"b"}
 
     async def work(agent: Agent) -> None:
-        assert {id: agent.of(id).state for id in "abc"} == dict.fromkeys("abc", "running")
+        assert {id: agent.of(id).state for id in "abc"} == dict.fromkeys("abc", api.Container.RUNNING)
         assert "record of container b is larger" in agent.of("b").problem
         assert not agent.of("b").foreign
         assert not agent.of("a").problem + agent.of("c").problem
         node.exit("b")
-        await until(lambda: agent.of("b").state == "stopped")
+        await until(lambda: agent.of("b").state == api.Container.STOPPED)
 
     with_agent(node, work)
 
@@ -252,7 +253,7 @@ def test_shim_that_does_not_answer_keeps_the_last_state_and_is_asked_more_and_mo
         node.silent.add("a")
         node.turn("a", "RUNNING", "/tasks/oom")
         await until(lambda: agent.of("a").problem)
-        assert agent.of("a").state == "running"
+        assert agent.of("a").state == api.Container.RUNNING
         looks = []
         for _ in range(60):
             before = len(node.looked)
@@ -397,16 +398,14 @@ class Following(RuleBasedStateMachine):
         self.agent.time += 0.01
         return self.there() == {id: self.expected(id) for id in self.node.records}
 
-    def there(self) -> dict[str, tuple[str, int, str]]:
+    def there(self) -> dict[str, tuple[api.Container.State, int, str]]:
         return {one.id: (one.state, one.pid, one.gpu) for one in self.agent.hub.objects("container")}
 
-    def expected(self, id: str) -> tuple[str, int, str]:
+    def expected(self, id: str) -> tuple[api.Container.State, int, str]:
         task = self.node.task_of.get(id)
-        return (_state(task.status), task.pid, self.node.statuses[id].gpu) if task is not None else ("", 0, "")
-
-
-def _state(status: int) -> str:
-    return {2: "running", 3: "stopped", 4: "paused"}[status]
+        if task is None:
+            return api.Container.NO_TASK, 0, ""
+        return STATES[task.status], task.pid, self.node.statuses[id].gpu
 
 
 TestFollowing = Following.TestCase

@@ -96,8 +96,8 @@ class Watching(RuleBasedStateMachine):
         self.hub = Hub(self.history, most_entries=4)
         self.highest = self.hub.revision
 
-    @rule(id=st.sampled_from(IDS), state=st.sampled_from(["running", "paused"]))
-    def put_container(self, id: str, state: str) -> None:
+    @rule(id=st.sampled_from(IDS), state=st.sampled_from([api.Container.RUNNING, api.Container.PAUSED]))
+    def put_container(self, id: str, state: api.Container.State) -> None:
         self.hub.put(api.Container(id=id, state=state))
 
     @rule(id=st.sampled_from(IDS))
@@ -200,10 +200,10 @@ def test_equal_object_is_no_change() -> None:
 
 def test_message_may_be_changed_after_it_was_put() -> None:
     hub = Hub(MemoryHistory())
-    message = api.Container(id="a", state="running")
+    message = api.Container(id="a", state=api.Container.RUNNING)
     hub.put(message)
-    message.state = "paused"
-    assert hub.get("container", "/a").state == "running"
+    message.state = api.Container.PAUSED
+    assert hub.get("container", "/a").state == api.Container.RUNNING
     assert hub.put(message)
 
 

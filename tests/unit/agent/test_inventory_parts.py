@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kybernate.agent.events.containerd import QUEUE_LIMIT, ContainerdSink, envelope_of, topic_of
 from kybernate.agent.inventory import node_facts
 from kybernate.agent.inventory.gpus import Activity, Gpus, Users, cgroup_of, container_of, pci_addresses
+from kybernate.agent.inventory.happenings import happenings
 from kybernate.agent.inventory.node_facts import NodeFacts, memory_message
 from kybernate.agent.inventory.notices import ENDED, Notice, notice_of
 from kybernate.agent.inventory.state import Reported, known, message_of, poll_seconds
@@ -113,8 +114,18 @@ def test_shims_word_on_the_image_counts_more_than_the_annotation() -> None:
 def test_held_container_is_shown_as_such() -> None:
     task = process_pb2.Process(status=process_pb2.RUNNING)
     one = known("k8s.io", record({}), task, {})
-    assert message_of(one, Reported(wire.Container(state="running"))).state == "running"
-    assert message_of(one, Reported(wire.Container(state="held"))).state == "held"
+    assert message_of(one, Reported(wire.Container(state="running"))).state == api.Container.RUNNING
+    assert message_of(one, Reported(wire.Container(state="held"))).state == api.Container.HELD
+
+
+def test_container_that_is_held_or_being_paused_has_not_ended() -> None:
+    runs = api.Container(id="a", title="a", state=api.Container.RUNNING, pid=7)
+    for state in (api.Container.HELD, api.Container.PAUSING):
+        still = api.Container(id="a", title="a", state=state, pid=7)
+        assert [*happenings(runs, still), *happenings(still, runs)] == []
+    ended = api.Container(id="a", title="a", state=api.Container.STOPPED)
+    held = api.Container(id="a", title="a", state=api.Container.HELD, pid=7)
+    assert [one.type for one in happenings(held, ended)] == ["container.ended"]
 
 
 def test_operation_is_its_name_or_its_verb() -> None:

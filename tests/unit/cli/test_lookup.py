@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Ambiguous, Missing
 from kybernate.node.lookup import KnownContainer, resolve
 
 POD, OTHER = "a" * 64, "b" * 64
 WEB = KnownContainer(
-    "k8s.io", "c0ffee" + "0" * 58, group=POD, pod_namespace="shop", pod="front", name="web", state="running"
+    "k8s.io", "c0ffee" + "0" * 58, group=POD, pod_namespace="shop", pod="front", name="web", state=Container.RUNNING
 )
 LOG = KnownContainer(
-    "k8s.io", "c0ff11" + "0" * 58, group=POD, pod_namespace="shop", pod="front", name="log", state="paused"
+    "k8s.io", "c0ff11" + "0" * 58, group=POD, pod_namespace="shop", pod="front", name="log", state=Container.PAUSED
 )
-PAUSE = KnownContainer("k8s.io", POD, group=POD, pod_namespace="shop", pod="front", sandbox=True, state="running")
+PAUSE = KnownContainer(
+    "k8s.io", POD, group=POD, pod_namespace="shop", pod="front", sandbox=True, state=Container.RUNNING
+)
 JOB = KnownContainer(
-    "k8s.io", "d00d" + "0" * 60, group=OTHER, pod_namespace="shop", pod="job", name="main", state="running"
+    "k8s.io", "d00d" + "0" * 60, group=OTHER, pod_namespace="shop", pod="job", name="main", state=Container.RUNNING
 )
 JOB_BEFORE = KnownContainer("k8s.io", "d11d" + "0" * 60, group=OTHER, pod_namespace="shop", pod="job", name="main")
 TEST_JOB = KnownContainer(
-    "k8s.io", "e" * 64, group="f" * 64, pod_namespace="test", pod="job", name="main", state="running"
+    "k8s.io", "e" * 64, group="f" * 64, pod_namespace="test", pod="job", name="main", state=Container.RUNNING
 )
-COUNTER = KnownContainer("default", "counter", group="counter", state="running")
-COUNTER_2 = KnownContainer("default", "counter-2", group="counter-2", state="running")
-SAME_ID = KnownContainer("moby", "counter-2", group="counter-2", state="running")
+COUNTER = KnownContainer("default", "counter", group="counter", state=Container.RUNNING)
+COUNTER_2 = KnownContainer("default", "counter-2", group="counter-2", state=Container.RUNNING)
+SAME_ID = KnownContainer("moby", "counter-2", group="counter-2", state=Container.RUNNING)
 NODE = [WEB, LOG, PAUSE, JOB, JOB_BEFORE, TEST_JOB, COUNTER, COUNTER_2]
 
 

@@ -82,7 +82,7 @@ def done(verb: str, **result: Any) -> list[wire.Operation]:
 
 
 def test_documents_of_the_agent(node: Node, agent: FakeAgent) -> None:
-    agent.containers = [wire.Container(namespace="k8s.io", id="c1", title="c1", state="running", arena_bytes=5)]
+    agent.containers = [wire.Container(namespace="k8s.io", id="c1", title="c1", state="RUNNING", arena_bytes=5)]
     agent.images = [
         wire.Image(id="1", name="one", created=at(1), source=wire.Source(pod="p"), replicas=[wire.Replica(tier="ram")])
     ]

@@ -19,11 +19,11 @@ from tests.unit.cli.test_agent_commands import at
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/kybernate.schema.json").read_text())
 WAITING = wire.Seat(
-    name="g0-s1", profile="one", group="G0", gpus=[0], status="suspended", since=at(1), container="c1",
+    name="g0-s1", profile="one", group="G0", gpus=[0], status="SUSPENDED", since=at(1), container="c1",
     namespace="k8s.io", container_title="team/web/main", reason="g0-s0 has its turn", before=["g0-s0"],
     turn_at=at(4_000_000_000), requests=[wire.SeatRequest(cause="use", at=at(2))],
 )  # fmt: skip
-FREE = wire.Seat(name="g0-s2", profile="one", group="G0", gpus=[0], status="free", reason="no container has it")
+FREE = wire.Seat(name="g0-s2", profile="one", group="G0", gpus=[0], status="FREE", reason="no container has it")
 
 
 @pytest.fixture

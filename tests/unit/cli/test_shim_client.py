@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Failure, TimedOut
 from kybernate.node.lookup import KnownContainer
 from kybernate.node.shim import NothingToCancel, Shim, ShimRefused, ShimTooOld, shim_of
@@ -16,7 +17,7 @@ from kybernate_shim.ttrpc import Code, RpcError
 from tests.unit.cli.conftest import Node
 from tests.unit.cli.fake_shim import FakeShim
 
-TRAINER = KnownContainer("default", "trainer", runtime="io.containerd.kybernate.v1", state="RUNNING")
+TRAINER = KnownContainer("default", "trainer", runtime="io.containerd.kybernate.v1", state=Container.RUNNING)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def changes() -> list[wire.Change]:
     busy = [
         wire.Container(
             namespace="k8s.io", id=f"c{n}", title=f"team/model-{n}/main", started=at(NOW - 60 * n),
-            state="paused" if n % 3 == 1 else "running", gpu="suspended" if n % 3 == 1 else "attached",
+            state="PAUSED" if n % 3 == 1 else "RUNNING", gpu="suspended" if n % 3 == 1 else "attached",
             vram_bytes=(9 - n) * GIB if n % 3 == 1 else 0, operation="op-1" if n == 1 else "",
         )
         for n in range(1, 9)
@@ -211,14 +211,14 @@ def test_position_is_that_of_the_last_numbered_change() -> None:
 
 def test_container_is_shown_once_whatever_runs_it_had() -> None:
     view = NodeView()
-    for id, state, begun in [("one", "stopped", 10), ("two", "", 20), ("three", "running", 30)]:
+    for id, state, begun in [("one", "STOPPED", 10), ("two", "NO_TASK", 20), ("three", "RUNNING", 30)]:
         change = wire.Container(id=id, title="team-a/web-0/web", state=state, started=at(begun))
         view.take(wire.Change(container=change))
     assert [one.id for one in containers(view)] == ["three"]
     view.take(wire.Change(container=wire.Container(id="three", title="team-a/web-0/web"), removed=True))
     assert [one.id for one in containers(view)] == ["two"]
     for namespace in ("a", "b"):
-        view.take(wire.Change(container=wire.Container(id="c", namespace=namespace, title="c", state="running")))
+        view.take(wire.Change(container=wire.Container(id="c", namespace=namespace, title="c", state="RUNNING")))
     assert len(containers(view)) == 3
 
 

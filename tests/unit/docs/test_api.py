@@ -8,7 +8,9 @@ from tools.api_docs import calls_table, entries, messages_table
 FILES = (agent_pb2.DESCRIPTOR, peer_pb2.DESCRIPTOR)
 SERVICES = {name: one for file in FILES for name, one in file.services_by_name.items()}
 MESSAGES = {name: one for file in FILES for name, one in file.message_types_by_name.items()}
-ENUMS = {name: one for file in FILES for name, one in file.enum_types_by_name.items()}
+ENUMS = {name: one for file in FILES for name, one in file.enum_types_by_name.items()} | {
+    f"{name}.{inner}": one for name, message in MESSAGES.items() for inner, one in message.enum_types_by_name.items()
+}
 
 
 def sections(text: str) -> dict[str, str]:
@@ -36,6 +38,13 @@ def test_every_field_has_its_row() -> None:
             assert found[name].count("\n| `") == len(fields)
     for name, kind in ENUMS.items():
         assert all(f"| `{value.name}` |" in found[name] for value in kind.values)
+
+
+def test_enum_of_a_message_has_a_table_of_its_own() -> None:
+    text = "message A {\n  // Of A.\n  enum B {\n    C = 0;  // first\n  }\n\n  B b = 1;  // behind\n}\n"
+    inner, message = entries(text)
+    assert (inner.kind, inner.name, inner.doc, inner.rows) == ("enum", "A.B", "Of A.", [("C = 0;", "first")])
+    assert (message.name, message.rows) == ("A", [("B b = 1;", "behind")])
 
 
 def test_comments_before_and_behind_are_taken() -> None:

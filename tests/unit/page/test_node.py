@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -67,12 +66,10 @@ def test_log_is_read_by_the_agent(agent: FakeAgent) -> None:
 
 
 def test_seat_is_shown_with_its_container_and_what_it_waits_for() -> None:
-    since, unknown = Timestamp(seconds=9), Timestamp()
-    seat = SimpleNamespace(
-        name="g00-s2", profile="large", group="g00", gpus=[0, 1], status="suspended", since=since, namespace="k8s.io",
-        container="c1", container_title="default/web/app", priority=-1, need_bytes=5, held_bytes=0, busy=False,
-        requests=[SimpleNamespace(cause="use")], reason="g00-s1 is busy", before=["g00-s1"], turn_at=unknown,
-        failures=0, retry_at=unknown, error="", stands_by_for="",
+    seat = wire.Seat(
+        name="g00-s2", profile="large", group="g00", gpus=[0, 1], status="SUSPENDED", since=Timestamp(seconds=9),
+        namespace="k8s.io", container="c1", container_title="default/web/app", priority=-1, need_bytes=5,
+        requests=[wire.SeatRequest(cause="use")], reason="g00-s1 is busy", before=["g00-s1"],
     )  # fmt: skip
     assert SHOWN["seat"](seat) == view.Seat(
         "g00-s2", "large", "g00", (0, 1), "suspended", 9.0, "k8s.io/c1", "default/web/app", -1, need=5, waits=("use",),

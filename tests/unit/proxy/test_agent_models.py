@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
@@ -21,7 +22,7 @@ QWEN = Model("qwen", "http://h", container="ai/qwen-0")
 
 def container(gpu: str = "attached", state: str = "running", **more: object) -> wire.Container:
     names = {"id": "c1", "namespace": "k8s.io", "title": "ai/qwen-0/server", "pod_namespace": "ai", "pod": "qwen-0"}
-    return wire.Container(**names, state=state, gpu=gpu, **more)
+    return wire.Container(**names, state=state.upper(), gpu=gpu, **more)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,29 @@ def test_watch_says_each_phase_once(tmp_path: Path) -> None:
             fake.stop()
 
     assert asyncio.run(watched()) == [("qwen", Phase.ASLEEP), ("qwen", Phase.AWAKE), ("qwen", Phase.ABSENT)]
+
+
+def test_watch_that_is_begun_again_says_all_phases_again(tmp_path: Path) -> None:
+    """The engine may not have heeded one of them, in the middle of a suspend that has failed with the agent's end."""
+
+    async def watched() -> list[tuple[str, Phase]]:
+        fake = FakeAgent(tmp_path / "agent.sock")
+        fake.changes = [
+            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_BEGIN),
+            change(container("suspended")),
+            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_END),
+        ]
+        try:
+            async with AsyncAgent(str(fake.socket)) as agent:
+                models, found = AgentModels(agent, [QWEN]), []
+                for _ in range(2):
+                    async with aclosing(models.watch()) as phases:
+                        found.append(await anext(phases))
+                return found
+        finally:
+            fake.stop()
+
+    assert asyncio.run(watched()) == [("qwen", Phase.ASLEEP)] * 2
 
 
 def test_wake_and_suspend_are_operations_of_the_agent(tmp_path: Path) -> None:

@@ -24,6 +24,49 @@ def test_headers_that_connection_names_are_left_out() -> None:
     assert list(headers.passed_on(given).items()) == [("x-b", "2"), ("Set-Cookie", "a"), ("Set-Cookie", "b")]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X_Forwarded_For",
+        "x_forwarded-for",
+        "X-Kybernate_Backend",
+        "Content_Length",
+        "Transfer_Encoding",
+        "X_A",
+        "x_Api_Key",
+    ],
+)
+def test_header_that_a_server_may_take_for_another_one_is_left_out(name: str) -> None:
+    given = CIMultiDict([("Connection", "X-A"), (name, "1"), ("User_Id", "2")])
+    found = headers.for_upstream(
+        given, client="", scheme="http", request_id="i", trusted=True, drop=frozenset({"x-api-key"})
+    )
+    assert name not in found
+    assert found["User_Id"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "reason"),
+    [
+        ("http://h/a", "h", None), ("http://H:80/a", "h", None), ("https://h:443", "h", None),
+        ("http://h?a", "h", None),
+        ("http://evil/a", "h", "bad_host"), ("http://evil/@h", "h", "bad_host"), ("http://h:81/a", "h", "bad_host"),
+        ("http://user@h/a", "h", "bad_host"), ("http://evil\\@h/a", "h", "bad_host"),
+        ("https://h:80/a", "h", "bad_host"),
+        ("/a", "h,evil", "bad_host"), ("/a", "h'", "bad_host"), ("*a", "h", "bad_method"), ("*", "h", "bad_method"),
+        ("//evil/a", "h", None), ("h", "h", "bad_method"), ("ftp://h/a", "h", "bad_method"),
+        ("/a#/../b", "h", "bad_method"), ("http://h/a#b", "h", "bad_method"),
+    ],
+)  # fmt: skip
+def test_target_is_of_the_host_that_routes_look_at(target: str, host: str, reason: str | None) -> None:
+    mistake = headers.mistake_in("GET", (1, 1), target, CIMultiDict({"Host": host}))
+    assert (mistake and mistake.reason) == reason
+
+
+def test_all_of_a_server_is_asked_for_by_options_alone() -> None:
+    assert headers.mistake_in("OPTIONS", (1, 1), "*", CIMultiDict({"Host": "h"})) is None
+
+
 def test_mapped_address_of_ipv4_is_trusted_like_itself() -> None:
     networks = [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]
     for address, known in (

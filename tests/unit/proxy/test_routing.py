@@ -69,3 +69,48 @@ def test_errors_are_in_the_form_of_their_api() -> None:
     )
     assert event_of(refusal, "anthropic", "1").startswith(b"event: error\ndata: {")
     assert body_of(refusal, "", "1") == (b"no room\n", "text/plain; charset=utf-8")
+
+
+def test_header_that_came_twice_meets_no_route() -> None:
+    """Which of the two a server looks at is unknown."""
+    found = router(routes=(Route(headers={"x-team": "red"}, to="a"), Route(to="b")))
+    for head, target in (
+        (Head("POST", "h", "/", {"x-team": "red"}), A),
+        (Head("POST", "h", "/", {"x-team": "red"}, repeated=frozenset({"x-team"})), B),
+        (Head("POST", "h", "/", {"x-team": "red"}, repeated=frozenset({"x-other"})), A),
+    ):
+        assert found.route(head, found.matching(head), None, lambda name: FREE, 0.0) == ToModel(target)
+
+
+ODD_PATHS = (
+    "/open/../v1/a", "/open/%2e%2e/v1/a", "/open/.%2E/v1/a", "/open/..%2fv1", "/open/./a", "/v1/..", "/.", "/%2e",
+    "//v1/a", "/open//a", "/open%2f%2fa", "/v1;x/a", "/v1%3bx/a", "/open/..;/v1", "/open\\..\\v1", "/open%5c..%5cv1",
+    "/v1/%", "/v1/%a", "/v1/%zz", "/v1/%0g", "/v1/%00", "/v1/%0a", "/v1/%7f",
+)  # fmt: skip
+PLAIN_PATHS = {
+    "/v1/a": A, "/v1": A, "/%761/%61": A, "/v1%2fa": A, "/%2576": B, "/v10": B, "/v1.": B, "/open/.../a": B, "/.v1": B,
+    "/v1/org%2Fname": A, "/v1/a.b": A, "/v1/%C3%A9": A, "/v1/\udcff": A, "/v1/a:b@c+d~,=": A,
+}  # fmt: skip
+
+
+def test_path_meets_the_route_that_the_model_reads_in_it() -> None:
+    found = router(routes=(Route(paths=("/v1",), to="a"), Route(to="b")))
+    for path, target in PLAIN_PATHS.items():
+        head = Head("POST", "h", path, {})
+        assert found.route(head, found.matching(head), None, lambda name: FREE, 0.0) == ToModel(target), path
+
+
+def test_path_that_servers_read_in_different_ways_meets_no_route() -> None:
+    found = router(routes=(Route(paths=("/v1",), to="a"), Route(to="b")))
+    for path in ODD_PATHS:
+        head = Head("POST", "h", path, {})
+        decision = found.route(head, found.matching(head), None, lambda name: FREE, 0.0)
+        assert isinstance(decision, Refusal), path
+        assert (decision.status, decision.reason) == (400, "bad_path")
+
+
+def test_paths_do_not_matter_where_no_route_has_one() -> None:
+    found = router(routes=(Route(to="b"),))
+    for path in ODD_PATHS:
+        head = Head("POST", "h", path, {})
+        assert found.route(head, found.matching(head), None, lambda name: FREE, 0.0) == ToModel(B)

@@ -56,7 +56,7 @@ class Node:
         for name in names:
             self.containers.append(
                 KnownContainer("k8s.io", f"id-{name}", pod_namespace=pod.namespace, pod=pod.name, name=name,
-                               pod_uid=pod.uid, state="running")
+                               pod_uid=pod.uid, state=wire.Container.RUNNING)
             )  # fmt: skip
 
     @property
@@ -125,7 +125,7 @@ async def agent(node: Node, quota: int = 1 << 40, enabled: bool = True) -> Async
     log = structlog.wrap_logger(structlog.testing.CapturingLogger())
     found = Acting(
         engine, Requests(journal), lambda: node.containers,
-        lambda one: wire.Container(state="running", foreign=node.foreign),
+        lambda one: wire.Container(state=wire.Container.RUNNING, foreign=node.foreign),
         lambda: config, lambda subject, told: node.said.append((subject, told)), lambda *key: node.pods.get(key),
         lambda: {pod.uid for pod in node.pods.values()}, lambda: enabled, Quota(lambda: quota, "kubernetes.quota"), log,
     )  # fmt: skip

@@ -27,7 +27,9 @@ from kybernate_shim.config import Config
 from tests.fakes.api_server import ApiServer, api_server
 from tests.unit.agent.test_hub import MemoryHistory
 
-WEB = KnownContainer("k8s.io", "c1", pod_namespace="shop", pod="web", name="main", pod_uid="u-1", state="running")
+WEB = KnownContainer(
+    "k8s.io", "c1", pod_namespace="shop", pod="web", name="main", pod_uid="u-1", state=wire.Container.RUNNING
+)
 PAUSE = KnownContainer("k8s.io", "p1", pod_namespace="shop", pod="web", pod_uid="u-1", sandbox=True)
 ALONE = KnownContainer("default", "alone")
 

@@ -69,7 +69,13 @@ class FakeNode:
         key = ("k8s.io", name)
         self.claimed[key] = Claim(seat, profile, **more)
         self.known[key] = wire.Container(
-            namespace=key[0], id=name, title=name, name=name, state="running" if gpu else "created", gpu=gpu, pid=1
+            namespace=key[0],
+            id=name,
+            title=name,
+            name=name,
+            gpu=gpu,
+            pid=1,
+            state=wire.Container.RUNNING if gpu else wire.Container.CREATED,
         )
         if gpu == "attached":
             self._hold(key)
@@ -77,7 +83,7 @@ class FakeNode:
         return key
 
     def end(self, key: Key) -> None:
-        self.known[key].state = "stopped"
+        self.known[key].state = wire.Container.STOPPED
         self.holding.pop(key, None)
         self.changed()
 
@@ -89,7 +95,7 @@ class FakeNode:
         """Start a created container as its shim does."""
         async with self.room.taken(Taker(*key), lambda reason: None):
             pass
-        self.known[key].state, self.known[key].gpu = "running", "attached"
+        self.known[key].state, self.known[key].gpu = wire.Container.RUNNING, "attached"
         self._hold(key)
         self.changed()
 
@@ -202,7 +208,7 @@ class FakeNode:
         await asyncio.sleep(0.001)
         while self.holding_up:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.001)
-        if self.known[key].state == "stopped":
+        if self.known[key].state == wire.Container.STOPPED:
             return Outcome(False, "its container has ended")
         if key[1] in self.failing:
             self.known[key].gpu = before

@@ -20,7 +20,7 @@ SCHEMA = json.loads((Path(__file__).parents[4] / "docs/schemas/kybernate.schema.
 NOW = 1000.0
 
 
-def seen(state: str = "running", gpu: str = "attached", **more: object) -> Seen:
+def seen(state: wire.Container.State = wire.Container.RUNNING, gpu: str = "attached", **more: object) -> Seen:
     container = wire.Container(namespace="k8s.io", id="c", title="c", state=state, gpu=gpu)
     return Seen(container, Claim("g0-s0"), **more)  # type: ignore[arg-type]
 
@@ -28,25 +28,25 @@ def seen(state: str = "running", gpu: str = "attached", **more: object) -> Seen:
 @pytest.mark.parametrize(
     ("state", "gpu", "before", "held", "status"),
     [
-        ("created", "", None, 0, "free"),
-        ("running", "suspended", None, 0, "suspended"),
-        ("running", "attached", None, GIB, "active"),
-        ("running", "", None, 0, "suspended"),  # it has no memory on a GPU when it is seen first
-        ("running", "suspending", Status.ACTIVE, GIB, "suspending"),
-        ("running", "resuming", Status.SUSPENDED, 0, "waking"),
-        ("running", "checkpointing", Status.SUSPENDED, 0, "suspended"),
-        ("running", "attached", Status.STARTING, 0, "active"),
-        ("created", "", Status.STARTING, 0, "starting"),
-        ("running", "restoring", Status.STARTING, 0, "starting"),
-        ("running", "attached", Status.SUSPENDED, 0, "suspended"),  # nothing of it was there to suspend
-        ("running", "attached", Status.SUSPENDED, GIB, "active"),  # another caller has resumed it
-        ("running", "suspended", Status.FAILED, 0, "failed"),
-        ("running", "suspended", Status.ACTIVE, 0, "suspended"),  # another caller has suspended it
-        ("running", "", Status.ACTIVE, 0, "active"),  # its shim does not answer
+        (wire.Container.CREATED, "", None, 0, "free"),
+        (wire.Container.RUNNING, "suspended", None, 0, "suspended"),
+        (wire.Container.RUNNING, "attached", None, GIB, "active"),
+        (wire.Container.RUNNING, "", None, 0, "suspended"),  # it has no memory on a GPU when it is seen first
+        (wire.Container.RUNNING, "suspending", Status.ACTIVE, GIB, "suspending"),
+        (wire.Container.RUNNING, "resuming", Status.SUSPENDED, 0, "waking"),
+        (wire.Container.RUNNING, "checkpointing", Status.SUSPENDED, 0, "suspended"),
+        (wire.Container.RUNNING, "attached", Status.STARTING, 0, "active"),
+        (wire.Container.CREATED, "", Status.STARTING, 0, "starting"),
+        (wire.Container.RUNNING, "restoring", Status.STARTING, 0, "starting"),
+        (wire.Container.RUNNING, "attached", Status.SUSPENDED, 0, "suspended"),  # nothing of it was there to suspend
+        (wire.Container.RUNNING, "attached", Status.SUSPENDED, GIB, "active"),  # another caller has resumed it
+        (wire.Container.RUNNING, "suspended", Status.FAILED, 0, "failed"),
+        (wire.Container.RUNNING, "suspended", Status.ACTIVE, 0, "suspended"),  # another caller has suspended it
+        (wire.Container.RUNNING, "", Status.ACTIVE, 0, "active"),  # its shim does not answer
     ],
 )
 def test_status_follows_from_what_the_node_reports(
-    state: str, gpu: str, before: Status | None, held: int, status: str
+    state: wire.Container.State, gpu: str, before: Status | None, held: int, status: str
 ) -> None:
     assert status_of(seen(state, gpu), before, held, acting=False) == status
 
@@ -87,7 +87,7 @@ def test_operation_that_waits_has_waited_since_it_was_asked_for() -> None:
 
 def test_need_is_declared_else_learned() -> None:
     (place, *_) = places()
-    container = wire.Container(id="c", state="running", gpu="suspended", vram_bytes=3 * GIB)
+    container = wire.Container(id="c", state=wire.Container.RUNNING, gpu="suspended", vram_bytes=3 * GIB)
     assert seated(place, Seen(container, Claim("g0-s0")), None, NOW, acting=False).need_bytes == 3 * GIB
     declared = seated(place, Seen(container, Claim("g0-s0", vram=5 * GIB)), None, NOW, acting=False)
     assert declared.need_bytes == 5 * GIB
@@ -95,7 +95,7 @@ def test_need_is_declared_else_learned() -> None:
 
 def test_what_takes_more_than_it_declares_shares_no_more() -> None:
     (place, *_) = places()
-    container = wire.Container(id="c", state="running", gpu="attached")
+    container = wire.Container(id="c", state=wire.Container.RUNNING, gpu="attached")
     small, large = (
         Seen(container, Claim("g0-s0", vram=GIB), 2 * GIB),
         Seen(container, Claim("g0-s0", vram=GIB), 4 * GIB),

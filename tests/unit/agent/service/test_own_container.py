@@ -73,7 +73,12 @@ class World:
         self.looks, self.computes = 0, False
         self.everybody: dict[str, wire.Container] = {}
         self.known = wire.Container(
-            namespace="k8s.io", id="c1", pid=4711, state="running", note="of the node", runtime="io.containerd.x"
+            namespace="k8s.io",
+            id="c1",
+            pid=4711,
+            note="of the node",
+            runtime="io.containerd.x",
+            state=wire.Container.RUNNING,
         )
         self.service = Own(
             self.engine,  # type: ignore[arg-type]
@@ -119,7 +124,7 @@ def world(tmp_path: Path) -> World:
 
 def test_container_sees_itself_and_nothing_of_the_node(world: World) -> None:
     found = asyncio.run(called(MINE, world.service.GetSelf(wire.GetSelfRequest(), None)))
-    assert (found.id, found.state) == ("c1", "running")
+    assert (found.id, found.state) == ("c1", wire.Container.RUNNING)
     assert (found.pid, found.note, found.runtime) == (0, "", "")
 
 

@@ -83,3 +83,22 @@ def test_container_that_an_operation_has_frozen_is_left_to_it(
 
     tell(story)
     assert (tmp_path / "freezer.state").read_text() == "FROZEN\n"
+
+
+def test_process_that_an_operation_is_still_making_is_not_taken_for_lost(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore that fails has no init in the end."""
+
+    async def story(life: Life) -> None:
+        await life.run()
+        looked = asyncio.Event()
+        monkeypatch.setattr(type(life.container), "operation", object())
+        monkeypatch.setattr(subject, "_described", lambda pid: looked.set())
+        (tmp_path / "cgroup.procs").write_text("1\n")
+        life.container.cgroup = Cgroup(1, {"freezer": tmp_path})
+        await life.container.kill("", 9, all=True)
+        await looked.wait()
+        assert life.container.init.exit is None
+
+    tell(story)

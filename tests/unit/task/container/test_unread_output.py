@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kybernate_shim.config import Deadlines
 from kybernate_shim.errors import Missing
 from kybernate_shim.task import stdio as subject
+from kybernate_shim.task.oom_reports import OomReports
+from kybernate_shim.task.process import Process
 from kybernate_shim.task.stdio import StdioConfig
 from tests.unit.task.container.stories import Tell
 from tests.unit.task.runtime import EXEC, INIT, Life, settled
@@ -138,3 +143,40 @@ def test_file_holds_no_exit(tell: Tell, tmp_path: Path) -> None:
         assert life.topics[-1] == "exit e1"
 
     tell(story)
+
+
+def test_exit_comes_where_no_descriptor_is_left_to_look_for_a_client(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_descriptors(_: object) -> bool:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Process, "reader_is_behind", property(out_of_descriptors))
+    monkeypatch.setattr(OomReports, "report", out_of_descriptors)
+
+    async def story(life: Life) -> None:
+        await life.run()
+        life.end(INIT)
+        assert (await life.container.init.wait()) is not None
+
+    assert tell(story).topics[-1] == "exit c1"
+
+
+def test_drain_without_a_deadline_waits_for_the_end(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+
+    async def drain(_: Process, seconds: float | None) -> bool:
+        given.append(seconds)
+        return True
+
+    monkeypatch.setattr(Process, "drain", drain)
+
+    async def story(life: Life) -> None:
+        await life.run()
+        life.end(INIT)
+        for seconds in (0.0, 7.0):
+            life.container.config = replace(life.container.config, deadlines=Deadlines(io_drain=seconds))
+            await life.container.drain(life.container.init)
+
+    tell(story)
+    assert given == [None, 7.0]
