@@ -214,10 +214,17 @@ PARTS = (
     ),
     Part(
         "tenants' programs on a GPU",
-        ("hostile/test_gpu_programs.py",),
-        150,
+        ("hostile/test_gpu_programs.py", "hostile/test_swapped_programs.py"),
+        230,
         ("sid",),
         "shim and CUDA helper against a tenant's processes: what containerd, runc and CRIU do is in the part before",
+    ),
+    Part(
+        "tenants' programs in the store",
+        ("hostile/test_demoted_programs.py",),
+        90,
+        ("sid",),
+        "agent, store and shim against a tenant's programs: what CRIU dumps is in the part before",
     ),
     Part(
         "agent's tenants",
