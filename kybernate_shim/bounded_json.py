@@ -45,7 +45,7 @@ def parse(
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if opened > most_nested and _nested_deeper(value, most_nested):
-        raise ValueError(f"nested more than {most_nested} deep")
+        raise ValueError(f"nested more than {most_nested} levels deep")
     return value
 
 

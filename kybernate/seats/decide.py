@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import Final
 
 from kybernate.seats.memory import plan_relief
-from kybernate.seats.model import NEVER, Decision, Refuse, State, Status, Suspend
+from kybernate.seats.model import NEVER, Decision, Refuse, Seat, State, Status, Suspend
 from kybernate.seats.order import in_order
 from kybernate.seats.outcomes import begun
 from kybernate.seats.plan import Plan
-from kybernate.seats.separate import separate
+from kybernate.seats.sharing import may_share
 from kybernate.seats.turns import take_turn
 
 LATE: Final = "its deadline has passed while it waited"
@@ -31,12 +31,31 @@ def decide(state: State, now: float) -> Decision:
     for action in refused:
         state = begun(state, action, now)
     plan = Plan(state, now, refused)
-    separate(plan)
+    _separate(plan)
     for seat in in_order(plan):
         take_turn(plan, seat)
     _suspend_idle(plan)
     plan_relief(plan)
     return plan.decision()
+
+
+def _separate(plan: Plan) -> None:
+    """Suspend all but one of the seats that are active on one GPU: the highest priority stays, then the longest active.
+
+    They were found so: after a restart, or where a container started without the arbiter. What cannot be suspended now
+    is looked at again when it may be.
+    """
+    active = [one for one in plan.occupying.values() if one.status == Status.ACTIVE]
+    kept: list[Seat] = []
+    for seat in sorted(active, key=lambda one: (-one.priority, one.since, one.name)):
+        other = next((one for one in kept if one.mask & seat.mask and not may_share(plan.rules, one, seat)), None)
+        if other is None:
+            kept.append(seat)
+        elif seat.retry_at > plan.now:
+            plan.look(seat.retry_at)
+        elif plan.has_ram(seat):
+            plan.leave(seat)
+            plan.act(Suspend(seat.name, f"{other.name} is active on the same GPU", again=seat.busy))
 
 
 def _suspend_idle(plan: Plan) -> None:

@@ -38,7 +38,7 @@ def account_in(text: str) -> str:
 
 
 def drop_copies(copies: list[tuple[Path, Record]], account: str, most: int) -> None:
-    """Drop those `copies` of an account, the oldest first, which are the first, until it has at most so many bytes."""
+    """Drop `copies` of an account, which begin with the oldest, until it has at most so many bytes."""
     own = [one for one in copies if one[1].account == account]
     size = sum(record.room_bytes for _, record in own)
     for one in own:

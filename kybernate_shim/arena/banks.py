@@ -53,7 +53,7 @@ def missing(banks: Sequence[Bank], sizes: NodeSizes) -> list[Bank]:
 
 
 def surplus(banks: Sequence[Bank], sizes: NodeSizes) -> int:
-    """Return how many bytes of the banks are no part of `sizes`: adding banks does not lead there."""
+    """Return how many bytes of the banks are not part of `sizes`, which adding banks cannot change."""
     wanted = dict(sizes)
     return sum(
         max(0, sum(bank.extent.size for bank in banks if bank.node == node) - wanted.get(node, 0))

@@ -54,7 +54,7 @@ class Verb(IntEnum):
 
 
 class BlockState(IntEnum):
-    """Where a block's bytes are, in the library's words."""
+    """Where a block's bytes are, in the library's terms."""
 
     UNUSED, BUSY, HERE, SHARED, AWAY, REBUILT = range(6)
 
@@ -103,7 +103,7 @@ class Control:
         """Map the page behind `fd`. Raises ControlUnusable."""
         self.pid = pid
         if os.fstat(fd).st_size != BYTES or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
-            raise ControlUnusable(f"the control page of process {pid} has another size, or may change it")
+            raise ControlUnusable(f"the control page of process {pid} does not have its size, or could be resized")
         self._map = mmap.mmap(fd, BYTES)
         self._start = ctypes.c_char.from_buffer(self._map)
         magic, version = struct.unpack_from("<II", self._map)

@@ -127,8 +127,8 @@ class Memory:
     def give_back(self) -> bool:
         """Give all of the memory back to the machine, and return True, if it is vacant: copies go, too.
 
-        `prepare` makes it as it is wanted then. For the one who has mapped it, and does so no more: until then, the
-        kernel keeps it.
+        `prepare` makes it as it is wanted then. Call it once the memory is unmapped: until then, the kernel keeps
+        it.
         """
         with self._gate():
             if not self._is_vacant():
@@ -144,7 +144,7 @@ class Memory:
         )
 
     def free(self) -> int:
-        """The bytes, of those that are wanted by now, that can be had: no living process has more than a copy there."""
+        """The free bytes of those that are wanted now: no living process has more than a copy there."""
         with self._gate():
             return self._free(self._taken()).bytes
 
@@ -289,7 +289,7 @@ class Memory:
 
     @contextmanager
     def using(self, owner: ArenaOwner, seconds: float) -> Iterator[None]:
-        """Read or write the bytes of `owner`, one job at a time; they stay its even if it ends meanwhile.
+        """Read or write the bytes of `owner`, one job at a time; they stay the owner's even if it ends meanwhile.
 
         Waits so many seconds for an earlier job, of whichever process. Raises Busy.
         """

@@ -50,7 +50,7 @@ class Unbindable:
 
 
 def described(unbindable: Sequence[Unbindable]) -> str:
-    """Return who has which sockets open, for a text."""
+    """Say which process has which socket open."""
     some = [f"{title_of(one.pid)} has the UNIX socket {one.path!a} open" for one in unbindable[:SHOWN]]
     more = len(unbindable) - SHOWN
     return ", ".join(some) + (f" and there are {more} more" if more > 0 else "")

@@ -64,12 +64,12 @@ def _obstacle(cgroup: Cgroup, seconds: float) -> FreezeTimedOut | None:
     for pid in pids:
         if first_thread_has_ended(pid):
             return FreezeTimedOut(
-                f"the first thread of {title_of(pid)} has ended while others are left, whenever it is frozen for"
+                f"the first thread of {title_of(pid)} has ended and others are left, at each freeze within"
                 f" {seconds:g} s: CRIU cannot dump that. Let it wait for them (pthread_join), and try again"
             )
         if tracer := _tracer_of(pid):
             return FreezeTimedOut(
-                f"{title_of(pid)} is traced by {title_of(tracer)} (ptrace(2)), whenever it is frozen for {seconds:g} s:"
+                f"{title_of(pid)} is traced by {title_of(tracer)} (ptrace(2)), at each freeze within {seconds:g} s:"
                 " CRIU cannot seize it. End the debugger or tracer, and try again"
             )
     if cgroup.version == 1:

@@ -35,7 +35,7 @@ def seconds_of(text: str) -> float:
         return ANY
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|)", text, re.ASCII) if len(text) <= LONGEST else None
     if found is None or not (seconds := float(found[1]) * UNITS[found[2]]):
-        raise ValueError(f'a time above 0 such as "2s" or "500ms" is wanted, or "{NONE}", not {text[: 2 * LONGEST]!r}')
+        raise ValueError(f'expected a time above 0 such as "2s" or "500ms", or "{NONE}", found {text[: 2 * LONGEST]!r}')
     return seconds
 
 
@@ -59,7 +59,7 @@ def limit_of(asked: float, asked_by: str, spec: Spec, config: Config) -> FreezeL
         try:
             return FreezeLimit(seconds_of(text), f"the annotation {ANNOTATION}")
         except ValueError as error:
-            raise Refused(f"the annotation {ANNOTATION} has no time: {error}. Nothing was changed") from error
+            raise Refused(f"the annotation {ANNOTATION} has no valid time: {error}. Nothing was changed") from error
     return FreezeLimit(config.max_freeze, NODE) if config.max_freeze else FreezeLimit()
 
 
@@ -91,15 +91,15 @@ class Expected:
     def remedy(self) -> str:
         """What to do, in a sentence or two."""
         if self.in_memory:
-            return "Allow more (--max-freeze), or make a checkpoint when its processes have less memory."
+            return "Allow more (--max-freeze), or checkpoint it when its processes use less memory."
         if self.exits:
             return (
                 "It stays frozen until its image is on the disk, since it is to end (--exit). Allow more"
                 " (--max-freeze), or choose a faster directory."
             )
         return (
-            "The disk decides, because the node has too little free memory, or `dump_memory` allows too little, for the"
-            " image to be there first. Allow more (--max-freeze), or choose a faster directory."
+            "The image goes to the disk directly, because the node has too little free memory for it, or `dump_memory`"
+            " allows too little. Allow more (--max-freeze), or choose a faster directory."
         )
 
 

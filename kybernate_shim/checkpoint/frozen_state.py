@@ -195,7 +195,7 @@ async def _run_criu(state: FrozenState, environment: Mapping[str, str] = Mapping
 def criu_kills(request: DumpRequest) -> bool:
     """Return whether CRIU itself must end the container.
 
-    Connections that are to continue elsewhere must vanish without a word to their peers; only CRIU can end them so.
+    Connections that are to continue elsewhere must vanish without notice to their peers; only CRIU can end them so.
     """
     return request.exit and request.tcp == "established"
 

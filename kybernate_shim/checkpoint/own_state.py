@@ -1,4 +1,4 @@
-"""What of a container's processes and threads CRIU would lose without a word, or refuse only once they are frozen.
+"""What of a container's processes and threads CRIU would lose silently, or refuse only once they are frozen.
 
 A thread usually has working directory, root, umask, descriptors and namespaces in common with its process. CRIU looks
 at the process's first thread alone, and gives the others the same. Of namespaces below the container's own, CRIU knows
@@ -26,8 +26,8 @@ OF_THREADS: Final = ("net", "mnt", "uts", "ipc", "cgroup", "pid_for_children", "
 def namespace_nested(container: str, found: Sequence[str]) -> Refused:
     """Return why a process in a namespace of its own prevents a checkpoint: CRIU cannot dump it."""
     return Refused(
-        f"{listed(found)}: CRIU dumps no nested namespaces but those of mounts. Switch off what makes them, such as a"
-        f" browser's or a build tool's sandbox, or end the process; container {container} continues as before"
+        f"{listed(found)}: CRIU dumps no nested namespaces other than mount namespaces. Switch off what makes them,"
+        f" such as a browser's or a build tool's sandbox, or end the process; container {container} continues as before"
     )
 
 
@@ -35,7 +35,7 @@ def thread_state_not_saved(container: str, found: Sequence[str]) -> Refused:
     """Return why a thread with state of its own prevents a checkpoint: a restore would give it its process's."""
     return Refused(
         f"{listed(found)}: a restore would give the thread those of its process. End the thread, or have a process"
-        f" do its work; --force where the thread can do with them; container {container} continues as before"
+        f" do its work; use --force where the thread can run with these; container {container} continues as before"
     )
 
 

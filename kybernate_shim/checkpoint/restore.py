@@ -72,8 +72,8 @@ JOINED = ("uts", "ipc")  # namespaces of the pod that CRIU would otherwise creat
 ADVICE = (
     (
         "has bad size",
-        "the file is on a mount, and its size is not the one at the checkpoint, when a process had it open: bring it"
-        " back as it was",
+        "the file is on a mount, a process had it open at the checkpoint, and its size has changed since: bring it back"
+        " as it was",
     ),
     (
         "Can't find sysv shmem",
@@ -396,8 +396,8 @@ def _advised(message: str) -> str:
     errors = [part for part in message.split("; ") if "Error (" in part]
     if errors and all(any(sign in error for sign in WITHOUT_CAUSE) for error in errors):
         found.append(
-            "a process was killed while it was restored, as the kernel does where a memory limit does not suffice,"
-            " which a restore may exceed for a moment: give the container a larger limit; the image stays as it is"
+            "a process was killed while it was being restored, as the kernel does where a memory limit does not suffice"
+            ", which a restore may exceed for a moment: give the container a larger limit; the image stays as it is"
         )
     return "; ".join([message, *found])
 

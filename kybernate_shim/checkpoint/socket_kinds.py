@@ -44,7 +44,7 @@ FAMILIES: Final[Mapping[int, str]] = MappingProxyType(
 )  # fmt: skip
 REMEDIES: Final[Mapping[int, str]] = MappingProxyType(
     {
-        MPTCP: "programs in Go listen so since Go 1.24: set GODEBUG=multipathtcp=0 in their environment, or use TCP",
+        MPTCP: "programs in Go use it since Go 1.24: set GODEBUG=multipathtcp=0 in their environment, or use TCP",
     }
 )
 CLOSE: Final = "close it before the checkpoint"
@@ -86,7 +86,7 @@ def problem_of_socket(held: HeldFile) -> str:
     finally:
         os.close(copy)
     if kind.unread:
-        return "a socket of netlink(7) with messages that were not read, which CRIU cannot dump: read or close it"
+        return "a netlink(7) socket with unread messages, which CRIU cannot dump: read them or close it"
     if kind.dumpable:
         return ""
     return f"a socket {kind}, which CRIU cannot dump: {REMEDIES.get(kind.protocol, CLOSE)}"

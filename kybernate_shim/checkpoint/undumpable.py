@@ -270,10 +270,10 @@ def _epoll(held: HeldFile, pids: Sequence[int], until: float) -> Iterator[str]:
         if any(same_epoll_target(held.pid, fd, held.pid, (number, watched, offset)) for fd in chain(first, own)):
             continue
         yield (
-            f"{title_of(held.pid)} watches by its epoll {held.what} an open file that was descriptor {watched} when it"
-            f" was added and that the process has not open itself{_other(held, pids, (number, watched, offset))}: CRIU"
-            " cannot dump that. Remove it from the set (EPOLL_CTL_DEL) before it is closed, and make the set after"
-            " fork(2)"
+            f"{title_of(held.pid)} watches, by its epoll {held.what}, an open file that was descriptor {watched} when"
+            " it was added and that the process does not have open itself"
+            f"{_other(held, pids, (number, watched, offset))}: CRIU cannot dump that. Remove it from the set"
+            " (EPOLL_CTL_DEL) before it is closed, and make the set after fork(2)"
         )
 
 
@@ -312,8 +312,8 @@ def _find_watched(found: Looked, watches: dict[Identity, HeldFile]) -> None:
     for identity in watches.keys() - names.keys():
         held = watches[identity]
         found.add(
-            f"{title_of(held.pid)} watches by its {WATCHERS[held.name]} {held.what} a file of the root filesystem"
-            f" without a name that could be found (inode {identity[1]}): CRIU needs one; remove the watch"
+            f"{title_of(held.pid)} watches, by its {WATCHERS[held.name]} {held.what}, a file of the root filesystem"
+            f" whose name could not be found (inode {identity[1]}): CRIU needs one; remove the watch"
         )
 
 

@@ -247,8 +247,8 @@ class Config:
     max_freeze: float = setting(
         0.0,
         SECONDS,
-        "a checkpoint may freeze a container for so long, where neither its request nor its pod says otherwise; 0: for "
-        "any time",
+        "how long a checkpoint may freeze a container, where neither its request nor its pod says otherwise; 0: any "
+        "time",
         by=OPTIONS,
     )
     encryption_key: Path | None = setting(

@@ -169,7 +169,7 @@ class ArenaManager:
             unlockable += answer.refusal is ArenaRefusal.UNLOCKED
             if unlockable == UNLOCKABLE:
                 return Moved(0, f"with its threads stopped, the driver did not lock process {pid}: {answer.text}")
-        return Moved(0, f"process {pid} was allocating memory, or forking, at all {ATTEMPTS} attempts")
+        return Moved(0, f"process {pid} was allocating memory, or forking, at each of {ATTEMPTS} attempts")
 
     async def _offload_stopped(self, pid: int, seconds: float) -> MoveAnswer:
         await self.driver.unlock(pid)
@@ -307,5 +307,5 @@ class ArenaManager:
                 return NotMoved(f"process {pid} has ended: {each_once(reasons)}")
             reasons.append(str(error))
             self.threads.stranded.add(pid)
-            stays = "locked, by its threads, which are stopped until the driver locks it"
+            stays = "locked: its threads are stopped until the driver locks it"
         return NotMoved(f"process {pid} stays {stays}: {each_once(reasons)}", away=True)

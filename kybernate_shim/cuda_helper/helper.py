@@ -38,6 +38,7 @@ from kybernate_shim.logs import LineWriter, Log
 from kybernate_shim.ttrpc import Server
 
 LOOK_SECONDS = 5.0
+SET = "default: as the node's configuration says"
 
 
 async def serve(path: Path, settings: NodeSettings, arena: Path, log: Any) -> None:
@@ -109,17 +110,25 @@ def _claim(path: Path) -> AbstractContextManager[bool]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kybernate-cuda-helper", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--socket", type=Path, required=True)
-    parser.add_argument("--idle", type=float, metavar="SECONDS", help="(as the node's configuration says)")
+    parser.add_argument("--socket", type=Path, required=True, help="where to listen")
+    parser.add_argument(
+        "--idle", type=float, metavar="SECONDS", help=f"seconds without a call after which it ends ({SET})"
+    )
     parser.add_argument(
         "--arena",
         type=from_text,
         metavar="SIZES",
-        help="its bytes, or NODE:BYTES,… for NUMA nodes (as the node's configuration says)",
+        help=f"bytes of the node's arena, or NODE:BYTES,… for each NUMA node ({SET})",
     )
-    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="the node's configuration")
-    parser.add_argument("--arena-folder", type=Path, default=FOLDER, metavar="PATH")
-    parser.add_argument("--arena-share", type=float, metavar="SHARE", help="of it, that one pod may have: 0 to 1")
+    parser.add_argument(
+        "--config", type=Path, default=DEFAULT_PATH, metavar="FILE", help="the node's configuration file"
+    )
+    parser.add_argument(
+        "--arena-folder", type=Path, default=FOLDER, metavar="PATH", help="where the arena's memory is mounted"
+    )
+    parser.add_argument(
+        "--arena-share", type=float, metavar="SHARE", help=f"part of the arena that one pod may have, 0 to 1 ({SET})"
+    )
     arguments = parser.parse_args(argv)
     os.umask(NO_OTHERS)  # of its workers as well: no container inherits it
     with _claim(arguments.socket) as ours:

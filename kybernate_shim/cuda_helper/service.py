@@ -265,7 +265,7 @@ class CudaService:
 
         async def handle(request: Any, call: Call) -> Any:
             if not isinstance(request, wire.InfoRequest) and not request.timeout_ms:
-                raise RpcError(Code.INVALID_ARGUMENT, f"{call.method} needs a time-out")
+                raise RpcError(Code.INVALID_ARGUMENT, f"{call.method} needs a timeout")
             self.running += 1
             try:
                 await self.look()

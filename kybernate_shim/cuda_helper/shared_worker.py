@@ -47,8 +47,8 @@ class SharedWorker:
         except TimeoutError:
             now = await self._replace(worker)
             raise WorkerError(
-                f"the arena's worker had no answer to {job.verb} {REACT_SECONDS:g} s after its {job.seconds:g} s were"
-                f" over, and {now}"
+                f"the arena's worker had not answered {job.verb} {REACT_SECONDS:g} s after its deadline of"
+                f" {job.seconds:g} s, and {now}"
             ) from None
         finally:
             if worker in self._leaving and not worker.busy:

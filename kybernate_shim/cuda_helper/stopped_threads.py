@@ -95,7 +95,7 @@ class StoppedThreads:
             if free:
                 return hold
             await asyncio.sleep(pause)
-        raise InjectionFailed(f"one of them had a lock of the heap at all {len(PAUSES)} attempts")
+        raise InjectionFailed(f"one of them had a lock of the heap at each of {len(PAUSES)} attempts")
 
     def take_over(self, found: Iterable[Hold]) -> None:
         """Begin to end the steps of processes that a helper before this one has left stopped."""

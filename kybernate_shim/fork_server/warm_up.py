@@ -89,7 +89,7 @@ Reply = TypeVar("Reply", bound=Message)
 def warm_up(times: int) -> int:
     """Go through it so often, and return how often it went well. Nothing of it is left in any case.
 
-    A node without room, processes or time for it goes without: that is no error. Raises what is one.
+    A node without room, processes or time for it goes without: that is not an error. Raises what is.
     """
     well = 0
     with contextlib.suppress(OSError), scratch_directory("kybernate-") as directory, _of_its_own(directory):

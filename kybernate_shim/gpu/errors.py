@@ -10,11 +10,11 @@ from kybernate_shim.arena.refusals import ArenaRefusal
 # What follows from a refusal, by verb and the driver's error. Source: measured with driver 580.159.04 on an H100.
 _CONSEQUENCES: Mapping[tuple[str, str], str] = {
     ("lock", "CUDA_ERROR_NOT_READY"): (
-        "its queued work did not drain in time, and it keeps running; allow a longer time-out or try again later"
+        "its queued work did not drain in time, and it keeps running; allow a longer timeout or try again later"
     ),
     ("restore", "CUDA_ERROR_OUT_OF_MEMORY"): (
-        "its GPU has not enough free memory, and the driver cannot try again: end the process and restore it from a "
-        "checkpoint image"
+        "its GPU does not have enough free memory, and the driver cannot try again: end the process and restore it "
+        "from a checkpoint image"
     ),
     ("restore", "CUDA_ERROR_NOT_SUPPORTED"): (
         "a GPU that it could open is closed to it now, or it used something that the driver checkpoints and cannot "
@@ -39,7 +39,7 @@ _BY_ERROR: Mapping[str, str] = {
         "its memory is in the node's arena, and it stays locked until that can be given back: `kybernate resume` tries "
         "again, when its GPU has room"
     ),
-    "CUDA_ERROR_OPERATING_SYSTEM": "there is no such process, or its driver does not answer any more",
+    "CUDA_ERROR_OPERATING_SYSTEM": "there is no such process, or its driver no longer answers",
 }
 _UNKNOWN_CONSEQUENCE = "its state is what `kybernate cuda state` shows"
 

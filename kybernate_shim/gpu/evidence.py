@@ -145,7 +145,7 @@ def _variables(environ: bytes) -> dict[str, str]:
 
 
 def _peers(pids: Sequence[int]) -> dict[int, frozenset[int]]:
-    """Return who of `pids` has a TCP connection to whom of them."""
+    """Return which of `pids` have TCP connections to which others of them."""
     owners: dict[str, int] = {}
     for pid in pids:
         try:

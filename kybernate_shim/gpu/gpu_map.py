@@ -139,7 +139,7 @@ def _require_alike(one: Used, gpu: NodeGpu) -> None:
 
 
 def _complete(moves: dict[str, str], visible: Sequence[str], here: Sequence[str]) -> tuple[GpuPair, ...]:
-    """Complete `moves` to a map of all GPUs that the old container could open; one that moves nothing is no map."""
+    """Complete `moves` to a map of all GPUs that the old container could open; one that moves nothing is none."""
     rest = [uuid for uuid in visible if uuid not in moves]
     for old in rest:
         if old in here and old not in moves.values():

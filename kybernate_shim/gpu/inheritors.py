@@ -3,7 +3,7 @@
 A child that is forked from a process with CUDA state gets its mappings and descriptors of the devices, but the driver
 refuses every call there (CUDA C++ Programming Guide, "Initialization"; cuInit, CUDA_ERROR_NOT_INITIALIZED). What it
 inherited cannot be identified by names or addresses: a process that is initializing CUDA right now, or uses NVML, holds
-the same kinds of files. So it is proven by the kernel's word: a descriptor is the very open file (kcmp(2)) that a
+the same kinds of files. So the kernel has to prove it: a descriptor is the very open file (kcmp(2)) that a
 process with CUDA state has under the same number.
 
 The driver also opens devices for a moment. A child that is forked then has a descriptor that no other process has.

@@ -92,7 +92,7 @@ async def suspend(
 ) -> Suspended:
     """Move the VRAM of every process that `list_pids` lists into host memory; the GPUs are free afterwards.
 
-    With `arena`, as much of it as possible moves into the node's arena, which is no memory of the processes: a dump of
+    With `arena`, as much of it as possible moves into the node's arena, which is not their own memory: a dump of
     the processes must not need those bytes.
 
     `record` receives all processes that may be locked by now, each time before more are locked. `last_look` receives

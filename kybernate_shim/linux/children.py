@@ -53,7 +53,7 @@ class ProgramTimedOut(Exception):
     """
 
     def __init__(self, argv: Sequence[str], seconds: float, *, ended: bool = True) -> None:
-        held = "" if ended else "; it has not ended yet: the kernel holds it, as where a filesystem does not answer"
+        held = "" if ended else "; it has not ended yet: the kernel holds it, as when a filesystem does not answer"
         super().__init__(f"{' '.join(argv)}: killed, because it did not end within {seconds:g} s{held}")
 
 

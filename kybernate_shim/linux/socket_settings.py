@@ -149,12 +149,12 @@ def chosen(holders: Iterable[tuple[int, int]], init: int, *, connections: bool) 
                 found.append(one)
             if time.monotonic() > until:
                 raise TimeoutError(
-                    f"what was chosen for {len(wanted)} sockets, in a network with members of {len(groups)} groups of"
-                    f" multicast, could not be read within {SECONDS:g} s: close some of them"
+                    f"the options of {len(wanted)} sockets, in a network with members of {len(groups)} multicast"
+                    f" groups, could not be read within {SECONDS:g} s: close some of them"
                 )
         if len(found) > MOST_SOCKETS or sum(len(one.groups) for one in found) > MOST_SOCKETS:
             raise OverflowError(
-                f"{len(found)} sockets have options or groups of multicast that CRIU does not keep, more than the"
+                f"{len(found)} sockets have options or multicast groups that CRIU does not keep, more than the"
                 f" {MOST_SOCKETS} that an image has room for: close some of them"
             )
         return found
@@ -332,7 +332,7 @@ def _set(wanted: SocketSettings, pid: int | None, capable: bool, algorithms: Col
             if wanted.congestion in algorithms:
                 yield from _tried("TCP_CONGESTION", one, TCP, TCP_CONGESTION, wanted.congestion.encode())
             else:
-                yield f"its algorithm {wanted.congestion!a} is none that programs of this node may choose"
+                yield f"its algorithm {wanted.congestion!a} is not one that programs of this node may choose"
         for group in wanted.groups:
             yield from _join(one, group)
 

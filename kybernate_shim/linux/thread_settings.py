@@ -120,7 +120,7 @@ def cpu_set(text: str) -> set[int]:
         raise ValueError(f"{text[:60]!r} is not a list of CPUs")
     bounds = [int(number) for part in filter(None, text.split(",")) for number in (part.split("-") * 2)[:2]]
     if bounds != sorted(bounds) or bounds[-1:] > [MOST_CPUS]:
-        raise ValueError(f"{text[:60]!r} is not a list of CPUs in their order")
+        raise ValueError(f"{text[:60]!r} is not a list of CPUs in ascending order")
     return parse_list(text)
 
 

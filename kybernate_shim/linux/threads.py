@@ -84,7 +84,7 @@ async def as_long_as_wanted(work: Callable[[], T], stop: Callable[[], None] = la
         else:
             done.cancel()
             _leave_behind(thread)
-            error.add_note("it stood in a call that a filesystem or a process of the container does not answer")
+            error.add_note("it was blocked in a call that a filesystem or a process of the container does not answer")
         raise
 
 

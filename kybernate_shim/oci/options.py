@@ -135,7 +135,7 @@ def _decode(options: Any | None, decoders: Mapping[str, Callable[[bytes], T]], d
     try:
         return decoders[name](options.value) if name in decoders else default
     except DecodeError as error:
-        raise Invalid(f"options of type {options.type_url} do not decode: {error}") from error
+        raise Invalid(f"options of type {options.type_url} cannot be decoded: {error}") from error
 
 
 def _parse(kind: type[M], data: bytes) -> M | None:

@@ -63,7 +63,7 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
         raise ValueError(f"tcp: expected close or established, found {tcp!r}")
     if request.hold and (request.exit or tcp == "established"):
         other = "exit" if request.exit else "established connections, whose peers would learn of the end"
-        raise ValueError(f"hold: not with {other}")
+        raise ValueError(f"hold: cannot be combined with {other}")
     if not 0 <= request.hold_seconds <= LONGEST_HOLD:
         raise ValueError(f"hold_seconds: expected at most {LONGEST_HOLD:g}, found {request.hold_seconds:g}")
     if not request.max_freeze_seconds >= 0 or len(request.max_freeze_from) > LONGEST_REASON:

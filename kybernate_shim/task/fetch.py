@@ -116,13 +116,13 @@ async def _asked(agent: Client, wanted: Wanted, request: wire.FetchRequest) -> b
         raise _late(wanted) from None
     except ConnectionError as error:
         raise ImageNotFetched(
-            f"{wanted.by}: the node's agent has ended while it brought {wanted.name}. Nothing was restored"
+            f"{wanted.by}: the node's agent ended while it was fetching {wanted.name}. Nothing was restored"
         ) from error
     return True
 
 
 def _late(wanted: Wanted) -> ImageNotFetched:
     return ImageNotFetched(
-        f"{wanted.by}: the node's agent has not brought the part of {wanted.name} that a restore begins with in"
-        f" {SECONDS:g} s; it continues to. Nothing was restored"
+        f"{wanted.by}: within {SECONDS:g} s, the node's agent has not fetched the part of {wanted.name} that a restore"
+        " begins with; it continues. Nothing was restored"
     )

@@ -93,7 +93,7 @@ def to_cancel(asked: str, running: Sequence[str], ledger: Ledger, container: str
         raise NothingToCancel(f"no operation runs on container {container}: there is nothing to cancel")
     ended = ledger.find(asked)
     if ended is None:
-        raise Missing(f"operation {asked} on container {container}: it neither runs nor has ended lately")
+        raise Missing(f"operation {asked} on container {container}: it neither runs nor has ended recently")
     if ended.ending == "cancelled":
         return ended
     raise NothingToCancel(f"operation {asked}, a {ended.verb} of container {container}, has {ended.ending} already")

@@ -40,7 +40,7 @@ CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
 
 
 def called_by(call: Call) -> Caller:
-    """Return who made a call, by the kernel's word (SO_PEERCRED)."""
+    """Return who made a call, as the kernel reports it (SO_PEERCRED)."""
     if call.peer is None:
         return Caller(call.service, call.method)
     return Caller(call.service, call.method, call.peer.uid, call.peer.pid)

@@ -163,7 +163,7 @@ def _parsed(path: Path, text: str) -> bytes:
     except ValueError:
         secret = b""
     if len(secret) != KEY_BYTES:
-        raise Refused(f"key {path} does not hold {KEY_BYTES} bytes in hexadecimal; `openssl rand -hex 32` makes such")
+        raise Refused(f"key {path} does not hold {KEY_BYTES} bytes in hexadecimal; `openssl rand -hex 32` makes one")
     return secret
 
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a UNIX socket, by the kernel's word."""
+"""Who is at the other end of a UNIX socket, as the kernel reports it."""
 
 from __future__ import annotations
 

@@ -78,11 +78,11 @@ class _Record:
         self._map = mmap.mmap(descriptor, 0)
         magic, _, _, blocks, length, _, _ = HEAD.unpack_from(self._map, 0)
         if magic != MAGIC:
-            raise VramError(f"{ARRIVAL} is no record of an arrival")
+            raise VramError(f"{ARRIVAL} is not a record of an arrival")
         try:
             self.description = Description(**bounded_json.parse(self._map[HEAD.size : HEAD.size + length]))
         except (ValueError, TypeError) as error:
-            raise VramError(f"{ARRIVAL} is no record of an arrival: {error}") from error
+            raise VramError(f"{ARRIVAL} is not a record of an arrival: {error}") from error
         self._first: dict[str, int] = {}
         self._blocks = number = int(blocks)
         for name, size in self.description.files.items():

@@ -70,7 +70,7 @@ def _make(directory: Path, size: int, threads: int) -> None:
             raise
         file.close()
     except (FileFailed, OSError) as error:
-        raise VramError(f"no further {size >> 20} MiB for the pool: {error}") from error
+        raise VramError(f"the pool gets no more memory, {size >> 20} MiB are missing: {error}") from error
 
 
 def _require_memory(size: int) -> None:
@@ -78,8 +78,8 @@ def _require_memory(size: int) -> None:
     kept = int(memory.total * KEPT_FREE)
     if memory.available - size < kept:
         raise VramError(
-            f"no further {size >> 20} MiB for the pool: of the machine's memory, {memory.available >> 20} MiB are"
-            f" available, and {kept >> 20} stay free"
+            f"the pool gets no more memory, {size >> 20} MiB are missing: {memory.available >> 20} MiB of the machine's"
+            f" memory are available, of which {kept >> 20} stay free"
         )
 
 

@@ -207,7 +207,7 @@ def _seen(one: ArenaFile) -> Iterator[PieceHashes]:
     for hole in one.holes:
         offset, size = hole.offset, hole.size
         if offset % PIECE or size % PIECE or not 0 <= offset <= offset + size <= one.size:
-            raise VramError(f"{one.file} has a hole of {size} bytes at {offset}, which are no pieces of it")
+            raise VramError(f"{one.file} has a hole of {size} bytes at {offset}, which is not made of whole pieces")
         bits[offset // PIECE : (offset + size) // PIECE] = bytes(size // PIECE)
     at = 0
     for block in one.blocks:

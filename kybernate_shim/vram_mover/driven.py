@@ -184,7 +184,7 @@ def take_away(driven: Driven, announce: Callable[[SavedRegion], None], how: Copy
             held.call(held.abi.getpid)  # the kernel releases the file when the thread has left the call before
     except InjectionFailed as error:
         target.require_alive(driven.pid)
-        raise NotTakenAway(f"process {driven.pid} cannot be given empty memory for its VRAM's: {error}") from error
+        raise NotTakenAway(f"process {driven.pid} cannot be given empty memory for its VRAM: {error}") from error
     if _is_ours_alone(driven):
         return _digested(region, file, how)
     return _copied(region, file, how)

@@ -150,7 +150,7 @@ class WorkerClient:
         try:
             return form.decoded(message)
         except MessageInvalid as error:
-            raise MessageInvalid(f"{self._name} sent what is no {form}: {error}") from error
+            raise MessageInvalid(f"{self._name} sent an invalid {form}: {error}") from error
 
     def close(self) -> None:
         """End the connection; the jobs in progress fail."""
@@ -187,7 +187,7 @@ class WorkerClient:
 
     def _receive(self, message: FromWorker) -> None:
         if isinstance(message, Failure) and message.number == NO_JOB:
-            raise MessageInvalid(f"{self._name} was sent what it cannot read: {message.fault.text}")
+            raise MessageInvalid(f"{self._name} was sent a message that it cannot read: {message.fault.text}")
         if not NO_JOB < message.number <= self._begun:
             raise MessageInvalid(f"{self._name} sent {message.verb} for job {message.number}, which it was not given")
         call = self._calls.get(message.number)

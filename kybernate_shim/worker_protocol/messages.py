@@ -158,7 +158,7 @@ def _answer_to(kind: type[Any]) -> Form[Any]:
 def _path_bytes(value: object) -> bytes:
     if isinstance(value, Path):
         return os.fsencode(value)
-    raise TypeError(f"{type(value).__name__} is no type of a message")
+    raise TypeError(f"{type(value).__name__} is not a type of message")
 
 
 def _path_from(kind: type, value: object) -> Path:

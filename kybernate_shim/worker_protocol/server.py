@@ -124,7 +124,7 @@ class WorkerServer(Generic[J]):
         try:
             job = self._jobs.decoded(message.job)
         except MessageInvalid as error:
-            fault = Fault(MessageInvalid.__name__, f"{self._client} sent what is no {self._jobs}: {error}")
+            fault = Fault(MessageInvalid.__name__, f"{self._client} sent an invalid {self._jobs}: {error}")
             self._send(Failure(message.number, fault))
             return
         call = self._calls[message.number] = JobCall(message.number, self._send)

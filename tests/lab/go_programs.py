@@ -68,7 +68,7 @@ _K8S = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CRI_TOOLS = "sigs.k8s.io/cri-tools"
 KEPT = "KYBERNATE_LAB_GO_CACHE"
-# Nobody debugs these programs, and without debugging data they compile faster.
+# These programs are never debugged, and compile faster without debugging data.
 _ALWAYS = ("-gcflags=all=-dwarf=false", "-trimpath", "-buildvcs=false", "-mod=readonly")
 _STRIPPED = ("-ldflags=-s -w",)
 NVIDIA_VERSION = "1.20.2"

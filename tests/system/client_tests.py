@@ -40,7 +40,7 @@ LEFT_OUT = {
         "images, content, snapshots and configuration: no shim has a part in them, and many pull from the Internet"
     ),
 }
-# Goes on sleeping after a dump, which interrupts it; Debian's busybox then ends.
+# Sleeps again after a dump, which interrupts it; that of Debian's busybox ends then.
 SLEEP = """#include <errno.h>
 #include <stdlib.h>
 #include <time.h>

@@ -66,7 +66,7 @@ WORDS_OF_PRIVILEGED = (
     " is traced by python3[",
     " has the scheduling policy SCHED_DEADLINE, which CRIU cannot restore: let it use another one",
     "open as its descriptor 18, of the network interface 'tun7', which no restore finds in the new container's network",
-    "has as its descriptor 19 a socket of netlink(7) with messages that were not read, which CRIU cannot dump",
+    "has as its descriptor 19 a netlink(7) socket with unread messages, which CRIU cannot dump",
 )
 NETWORK = (
     CHILD

@@ -245,7 +245,7 @@ os.close(r); os.write(w, b"x")
 ready()
 found(event=len(e.poll(1)) == 1)
 """,
-            "when it was added and that the process has not open itself, but python3[",
+            "when it was added and that the process does not have open itself, but python3[",
         ),
     ],
     ids=["linked socket", "socket replaced", "epoll"],

@@ -246,7 +246,7 @@ def test_volumes_are_chosen_for_one_image(cri: Cri, pods_image: Path) -> None:
         run.start("app", WAITING + "until_told()\nsaid()")
         cri.await_log(run.pod, "app", "ready")
         name = f"default/{run.pod.config.metadata.name}/app"
-        assert "'tld' is no volume" in refused("kybernate", "checkpoint", name, str(pods_image), "--volumes", "tld")
+        assert "'tld' is not one of" in refused("kybernate", "checkpoint", name, str(pods_image), "--volumes", "tld")
         run.checkpoint("app", pods_image, "--volumes=-told")
         assert [volume.name for volume in read_image(pods_image).manifest.volumes] == ["dev-shm"]
 

@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from kybernate.agent.inventory.gpus import Sight
 from kybernate.agent.seats.acting import Outcome
-from kybernate.agent.seats.around import Around, Containers
+from kybernate.agent.seats.around import Around, Containers, NoUse, UseWatcher
 from kybernate.agent.seats.claims import Claim, Key, assigned
 from kybernate.agent.seats.facts import Seen, free, overrun, seated, standbys
 from kybernate.agent.seats.former import Former
-from kybernate.agent.seats.use import NoUse, UseWatcher
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.lookup import LIVE
 from kybernate.seats.decide import decide

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +35,38 @@ class Acts(Protocol):
     async def park(self, seat: str, key: Key) -> Outcome: ...
     async def ended(self, operation: str) -> Outcome: ...
     async def cancel(self, operation: str) -> None: ...
+
+
+class UseWatcher(Protocol):
+    """Finds out which suspended containers use CUDA.
+
+    The arbiter takes a use as a request with the cause "use", unless the container's annotation
+    `kybernate.io/wake-on-use` is "false", and counts of calls as work.
+    """
+
+    async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
+        """Watch until cancelled; raises no expected error.
+
+        `suspended` returns the containers of which a use is a request now. `used` gets one within 100 ms of its first
+        call that waits in the driver; again, at most once a second, for as long as it waits. Both are called on the
+        event loop's thread and never block.
+        """
+
+    def calls(self, container: Key) -> int | None:
+        """Return how many calls that count as work a container has made, None where that is not known.
+
+        A rise between two looks shows that it works.
+        """
+
+
+class NoUse:
+    """Sees nothing: containers wake on request alone."""
+
+    async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
+        await asyncio.Event().wait()
+
+    def calls(self, container: Key) -> int | None:
+        return None
 
 
 @dataclass(frozen=True)

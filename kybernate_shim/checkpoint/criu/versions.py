@@ -38,7 +38,7 @@ async def runtime_of(runner: CriuRunner, binary: Path, known: Path = KNOWN) -> P
 
 
 async def _version(program: str, known: Path, ask: Callable[[], Awaitable[str]]) -> str:
-    """Return the version kept for the program file, or ask the program. It is no error if the answer cannot be kept."""
+    """Return the version kept for the program file, or ask the program and keep its answer, if possible."""
     path = shutil.which(program)
     if path is None:
         return await ask()  # whose error names the program

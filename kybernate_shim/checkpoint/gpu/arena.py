@@ -1,6 +1,6 @@
 """Moves the VRAM bytes that the node's arena holds for a container into its image and out of it, bypassing CRIU.
 
-CRIU does not see them: they are no memory of the processes. They are written to the image while CRIU dumps, and read
+CRIU does not see them: they are not memory of the processes. They are written to the image while CRIU dumps, and read
 straight into the arena while it restores, and the driver after it. From there they are copied to the GPU as they come,
 as after a suspend.
 """

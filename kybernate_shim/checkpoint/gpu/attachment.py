@@ -131,7 +131,7 @@ class Attachment:
                 raise
             raise GpuMismatch(
                 f"{error}. For a pod, the devices in its container's configuration count, as CDI adds them;"
-                f" {VISIBLE} does only with `gpu.visible_devices_env = true` on this node"
+                f" {VISIBLE} counts only with `gpu.visible_devices_env = true` on this node"
             ) from error
 
     def _make_device_nodes(self) -> None:

@@ -153,7 +153,7 @@ class InheritedRelease:
         return found
 
     async def _release(self, worker: VramMover, inheritors: Sequence[DeviceFiles]) -> dict[int, str]:
-        """Return who keeps something, and why."""
+        """Return which processes keep something, and why."""
         assert self._target.cgroup is not None
         room = headroom(self._target.cgroup)
         needed = sum(one.host_bytes for one in inheritors)

@@ -247,7 +247,7 @@ class Digester:
         return True
 
     def _be_nice(self) -> None:
-        """Make this thread, on Linux no other, as nice as it is to be by now."""
+        """Give this thread, on Linux no other, the niceness that is due now."""
         if os.getpriority(os.PRIO_PROCESS, 0) != self._nice:
             with suppress(PermissionError):  # without CAP_SYS_NICE it cannot be undone: the rest is only slower
                 os.setpriority(os.PRIO_PROCESS, 0, self._nice)

@@ -176,7 +176,7 @@ def open_encrypted(directory: Path, name: str, size: int, image: str, data_key: 
     with _reading(directory / f"{name}{SUFFIX}") as fd:
         file = EncryptedFile(fd, FileKey(data_key, image, name))
         if file.layout.size != size:
-            raise EncryptionBroken(f"{name}: {file.layout.size} bytes are in it, {size} were expected")
+            raise EncryptionBroken(f"{name}: {file.layout.size} bytes found, {size} expected")
         yield file
 
 

@@ -108,7 +108,7 @@ def _locked(directory: Path) -> Iterator[None]:
         return
     with held(lock) as ours:
         if not ours:
-            raise Refused(f"{directory}: another process encrypts or decrypts it; wait until that ends")
+            raise Refused(f"{directory}: another process is encrypting or decrypting it; wait for its end")
         yield
 
 

@@ -70,7 +70,7 @@ def require_memory(needed: int, purpose: str) -> None:
 
 
 def remove_stale(root: Path | None = None) -> None:
-    """Remove what processes have left that were killed; what another process removes concurrently is no error."""
+    """Remove what processes have left that were killed; what another process removes concurrently is not an error."""
     with suppress(FileNotFoundError):
         for directory in (root or ROOT).iterdir():
             if not _is_in_use(directory.name) and not _is_claimed(directory):

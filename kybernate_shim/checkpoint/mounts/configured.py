@@ -100,7 +100,7 @@ class SpecMounts:
         )
 
     def shows(self, destination: str, source: str, host: Sequence[MountPoint]) -> bool:
-        """Return whether a recursive bind mount shows the host's mount at `source` there; a link is no mount."""
+        """Return whether a recursive bind mount shows the host's mount at `source` there; a link is not a mount."""
         above = max((place for place in self.recursive if Path(destination).is_relative_to(place)), key=len, default="")
         if not above or destination == above:
             return False

@@ -85,7 +85,7 @@ def wanted(
     own = pod_volumes(spec)
     if chosen and (unknown := choice.names - {volume.name for volume in own}):
         raise Refused(
-            f"{min(unknown)!r} is no volume of the pod's own in this container, which has"
+            f"{min(unknown)!r} is not one of the pod's own volumes in this container, which has"
             f" {', '.join(sorted(volume.name for volume in own)) or 'none'}. Nothing was changed"
         )
     found = [volume for volume in own if choice.takes(volume)]

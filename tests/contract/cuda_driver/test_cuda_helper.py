@@ -233,7 +233,7 @@ def _try_as_nobody(path: Path) -> int:
 
 def test_call_without_a_time_out_is_refused(use: Run) -> None:
     async def body(helper: CudaHelper) -> None:
-        with pytest.raises(CudaHelperLost, match=r"INVALID_ARGUMENT.*Lock needs a time-out"):
+        with pytest.raises(CudaHelperLost, match=r"INVALID_ARGUMENT.*Lock needs a timeout"):
             await helper._change("Lock", wire.VerbRequest(pids=[1]), 5)
 
     use(body)

@@ -57,7 +57,7 @@ def test_annotation_that_pods_may_not_use_does_not_count() -> None:
 
 
 def test_annotation_without_a_time_is_refused() -> None:
-    with pytest.raises(Refused, match=r"kybernate\.io/max-freeze has no time: a time above 0.*Nothing was changed"):
+    with pytest.raises(Refused, match=r"max-freeze has no valid time: expected a time above 0.*Nothing was changed"):
         limit_of(0, "", spec("fast"), Config())
 
 

@@ -65,7 +65,7 @@ def test_epoll_set_that_watches_what_another_process_has_is_named() -> None:
         with program("import time; print(flush=True); time.sleep(1000)", descriptor=read) as child:
             os.close(read)
             (text,) = look([*MINE, child]).problems
-            assert f"[{os.getpid()}] watches by its epoll descriptor {watching.fileno()} an open file" in text
+            assert f"[{os.getpid()}] watches, by its epoll descriptor {watching.fileno()}, an open file" in text
             assert f"that was descriptor {read} when it was added" in text
             assert f"[{child}] has, as its descriptor {read}" in text
         os.close(write)

@@ -7,7 +7,7 @@ import pytest
 from kybernate_shim.gpu.errors import cuda_call_failed, cuda_call_unanswered, join
 
 READ = {
-    ("lock", "CUDA_ERROR_NOT_READY"): "it keeps running; allow a longer time-out",
+    ("lock", "CUDA_ERROR_NOT_READY"): "it keeps running; allow a longer timeout",
     ("lock", "CUDA_ERROR_NOT_INITIALIZED"): "it holds no CUDA state",
     ("unlock", "CUDA_ERROR_OPERATING_SYSTEM"): "there is no such process",
     ("restore", "CUDA_ERROR_OPERATING_SYSTEM"): "an earlier restore of it has failed",

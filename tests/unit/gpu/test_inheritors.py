@@ -1,4 +1,4 @@
-"""What a process holds of NVIDIA's devices is judged by the kernel's word: numbers of devices, and open files."""
+"""What a process holds of NVIDIA's devices is judged by what the kernel says: numbers of devices, and open files."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_unknown_type_is_refused_with_those_understood(decode: object) -> None:
 
 
 def test_bytes_that_are_not_the_claimed_type_are_refused() -> None:
-    with pytest.raises(Invalid, match=r"containerd\.runc\.v1\.Options do not decode"):
+    with pytest.raises(Invalid, match=r"containerd\.runc\.v1\.Options cannot be decoded"):
         decode_options(Any(type_url="containerd.runc.v1.Options", value=b"\xff\xff"))
 
 

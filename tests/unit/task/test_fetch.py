@@ -92,7 +92,7 @@ def test_agent_that_is_slow_does_not_hold_up_the_client(path: Path, monkeypatch:
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(ImageNotFetched, match="has not brought the part of before-upgrade"):
+    with pytest.raises(ImageNotFetched, match="has not fetched the part of before-upgrade"):
         asked(path, answer)
 
 

@@ -147,7 +147,7 @@ def test_writer_that_is_done_may_end(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ARRIVAL).write_bytes(content)
     with pytest.raises(
-        VramError, match=r"did not arrive|nothing has arrived|has ended|cannot be|no record|shorter|cancelled"
+        VramError, match=r"did not arrive|nothing has arrived|has ended|cannot be|not a record|shorter|cancelled"
     ):
         arrival_in(tmp_path)
 

@@ -138,7 +138,7 @@ def test_machine_keeps_memory_for_its_programs(ready: Path, monkeypatch: pytest.
     whole = psutil.virtual_memory()
     found = whole._replace(available=whole.total // 16 + 3 * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
-    with pytest.raises(VramError, match="no further 4 MiB for the pool: of the machine's memory"):
+    with pytest.raises(VramError, match="the pool gets no more memory, 4 MiB are missing"):
         fill(ready, (*SIZES, 2 * MIB, 4 * MIB))
     assert image_pool.ready(ready) == [2 * MIB, *SIZES]
 

@@ -171,7 +171,7 @@ def test_hole_that_has_data_is_found(memory: Memory, process: int, tmp_path: Pat
 
 @pytest.mark.parametrize("hole", [(1, GRAIN), (0, GRAIN - 1), (-GRAIN, GRAIN), (TOTAL - GRAIN, 2 * GRAIN)])
 def test_holes_that_are_none_are_refused(memory: Memory, tmp_path: Path, hole: tuple[int, int]) -> None:
-    with pytest.raises(VramError, match="which are no pieces of it"):
+    with pytest.raises(VramError, match="which is not made of whole pieces"):
         loaded(memory, [ArenaFile(1, "file", TOTAL, 0, "", BLOCKS, (ArenaHole(*hole),))], tmp_path, CopyOptions())
 
 

@@ -230,7 +230,7 @@ def test_what_is_no_job_of_the_worker_is_refused_by_name_and_the_next_is_done() 
         pass
 
     async def story(client: WorkerClient) -> None:
-        with pytest.raises(MessageInvalid, match=f"process {os.getpid()} sent what is no job of a test: .*'fly'"):
+        with pytest.raises(MessageInvalid, match=f"process {os.getpid()} sent an invalid job of a test: .*'fly'"):
             await client.do(Fly())
         with pytest.raises(MessageInvalid, match="Expected `int`, got `str`"):
             await client.do(Halve("4"))  # type: ignore[arg-type]
@@ -252,7 +252,9 @@ def test_what_is_no_job_of_the_worker_is_refused_by_name_and_the_next_is_done() 
 def test_stream_that_cannot_be_read_ends_the_worker_by_an_error_that_names_the_sender(sent: bytes) -> None:
     async def story(client: WorkerClient) -> None:
         client._writer.write(sent)
-        with pytest.raises(MessageInvalid, match=f"{NAME} was sent what it cannot read: process {os.getpid()} sent"):
+        with pytest.raises(
+            MessageInvalid, match=f"{NAME} was sent a message that it cannot read: process {os.getpid()} sent"
+        ):
             await client.do(Wait())
         assert not client.alive
 
@@ -265,10 +267,10 @@ def test_stream_that_cannot_be_read_ends_the_worker_by_an_error_that_names_the_s
     ("told", "reason"),
     [
         (b"Traceback (most recent call last):\n", f"{NAME} sent no frame .*Traceback"),
-        (framed(b"\xc1"), f"{NAME} sent what is no message of a worker"),
-        (message(Answer(1, encoded("two"))), f"{NAME} sent what is no answer to halve: Expected `int`, got `str`"),
+        (framed(b"\xc1"), f"{NAME} sent an invalid message of a worker"),
+        (message(Answer(1, encoded("two"))), f"{NAME} sent an invalid answer to halve: Expected `int`, got `str`"),
         (message(Progress(9, 1)), f"{NAME} sent progress for job 9, which it was not given"),
-        (message(Failure(NO_JOB, Fault("MessageInvalid", "no"))), f"{NAME} was sent what it cannot read: no"),
+        (message(Failure(NO_JOB, Fault("MessageInvalid", "no"))), f"{NAME} was sent a message that it cannot read: no"),
         ((MOST_BYTES + 1).to_bytes(4, "big") + bytes(100), f"{NAME} sent no frame"),
     ],
     ids=["text", "no message", "another type", "another job", "refusal", "too long"],

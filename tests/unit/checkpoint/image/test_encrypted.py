@@ -354,7 +354,7 @@ def crash_at(patch: pytest.MonkeyPatch, step: str) -> None:
 def test_two_changes_at_once_are_refused(image: Path, keys: Path, config: Config) -> None:
     with held(try_lock_directory(image)) as ours:
         assert ours
-        with pytest.raises(Refused, match="another process encrypts or decrypts it"):
+        with pytest.raises(Refused, match="another process is encrypting or decrypting it"):
             encrypt_image(image, keys, config)
 
 

@@ -308,7 +308,7 @@ def test_more_content_than_this_node_accepts_is_refused() -> None:
 
 def test_name_that_is_asked_for_must_be_that_of_a_volume() -> None:
     spec = pods_spec(SOURCE, "/data")
-    with pytest.raises(Refused, match=r"'dta' is no volume .* which has data. Nothing was changed"):
+    with pytest.raises(Refused, match=r"'dta' is not one of .* which has data. Nothing was changed"):
         wanted(spec, Config(), chosen="dta")
     assert wanted(spec, Config(), chosen="-data").volumes == ()
 
