@@ -8,7 +8,7 @@ import select
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,9 +185,25 @@ class Holding:
         text, until = "", time.monotonic() + seconds
         while not text.endswith("\n"):
             ready, _, _ = select.select([self._answered], [], [], max(0, until - time.monotonic()))
-            assert ready, f"{self.id} does not answer"
+            assert ready, f"{self.id} does not answer: {self.doings()}"
             text += os.read(self._answered, 4096).decode()
         return text.strip()
+
+    def doings(self) -> dict[str, str]:
+        """Return what keeps each thread of its processes, as the kernel says: state, tracer, system call."""
+        found = {}
+        for process in psutil.process_iter():
+            if self.id not in cgroup_of(process.pid):
+                continue
+            for task in Path(f"/proc/{process.pid}/task").glob("*"):
+                with suppress(OSError):
+                    lines = (task / "status").read_text().splitlines()
+                    kept = [one for one in lines if one.startswith(("Name:", "State:", "TracerPid:"))]
+                    words = [one.partition(":")[2].strip() for one in kept]
+                    found[task.name] = " ".join([*words, (task / "syscall").read_text().strip()])
+        for state in Path("/sys/fs/cgroup").glob(f"freezer/**/{self.id}/freezer.state"):
+            found["freezer"] = state.read_text().strip()
+        return found
 
     def close(self) -> None:
         for fd in (self._asked, self._answered):
