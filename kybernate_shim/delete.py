@@ -182,7 +182,7 @@ def _kill_frozen(bundle: Bundle) -> None:
 
     try:
         cgroup = Cgroup.of(pid) if (pid := bundle.init_pid_or_zero()) else _recorded(bundle)
-        if cgroup is not None and cgroup.frozen:
+        if cgroup is not None and cgroup.is_held:
             cgroup.kill()
     except (OSError, LookupError, ValueError, Refused):
         pass  # its processes are gone, and with them the cgroup

@@ -68,7 +68,7 @@ def repair(left: LeftLocked, socket: Path = SOCKET) -> list[str]:
     if not left.whole:
         left.cgroup.kill()
         return []
-    if left.cgroup.frozen:
+    if left.cgroup.is_held:
         left.cgroup.thaw()
     pids = [pid for pid in left.states if holds_driver(pid)]
     return asyncio.run(_bring_back(pids, socket)) if pids else []
@@ -96,7 +96,7 @@ def _lives(bundle: Path) -> bool:
 
 def _frozen(cgroup: Cgroup) -> bool:
     try:
-        return cgroup.frozen
+        return cgroup.is_held  # or still being frozen, by a shim that was killed meanwhile
     except OSError:
         return False
 

@@ -59,8 +59,8 @@ class Node:
         cgroup.mkdir(parents=True)
         (cgroup / "cgroup.procs").write_text("\n".join(map(str, pids)))
         (cgroup / "cgroup.events").write_text(f"populated 1\nfrozen {int(frozen)}\n")
-        for name in ("cgroup.freeze", "cgroup.kill"):
-            (cgroup / name).touch()
+        (cgroup / "cgroup.freeze").write_text("1" * frozen)
+        (cgroup / "cgroup.kill").touch()
         bundle = self.root / "bundles" / "default" / id
         bundle.mkdir(parents=True)
         (bundle / "address").write_text(f"unix://{shim or self.root / 'nobody'}")
@@ -216,6 +216,15 @@ def test_fix_thaws_before_it_asks_the_driver(node: Node, monkeypatch: pytest.Mon
     assert [verdict for verdict, _, _ in report(node, monkeypatch, fix=True)] == ["ok"]
     assert (cgroup / "cgroup.freeze").read_text() == "0"
     assert node.driver.state == {ONE: State.RUNNING}
+
+
+def test_container_that_was_being_frozen_is_found_and_thawed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process cannot be frozen, and its shim was killed as it waited for that; the others do not run."""
+    cgroup = node.container("a", ONE, TWO, phase="checkpoint")
+    (cgroup / "cgroup.freeze").write_text("1")
+    assert node.find() == [("a", {ONE: "frozen", TWO: "frozen"}, True)]
+    assert [verdict for verdict, _, _ in report(node, monkeypatch, fix=True)] == ["ok"]
+    assert (cgroup / "cgroup.freeze").read_text() == "0"
 
 
 def test_fix_thaws_a_container_without_gpus(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
