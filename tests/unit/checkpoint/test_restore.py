@@ -233,10 +233,13 @@ def test_restore_ends_at_its_deadline_whatever_it_waits_for(
     async def story() -> None:
         image = image_of(target)
         monkeypatch.setattr(restore, name, stand)
-        operation = Operation("restore")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(10), operation.within(0.2):
-                await prepare(cast(Any, target), image, operation, LOG, work=target.work)
+        for deadline in (0.2, 5.0, 60.0):  # a busy machine needs longer until it comes to the step
+            operation = Operation("restore")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(deadline + 60), operation.within(deadline):
+                    await prepare(cast(Any, target), image, operation, LOG, work=target.work)
+            if standing.is_set():
+                break
 
     asyncio.run(story())
     assert standing.is_set()

@@ -186,6 +186,7 @@ def test_dump_of_connections_is_not_waited_for_by_a_kill(target: FakeTarget) -> 
     assert not target.image.exists()
 
 
+DEADLINES = (1.0, 10.0, 60.0)  # seconds: a busy machine needs longer until it comes to the step
 # What looks at files and processes of the container, which may keep it waiting.
 LOOKS = (
     (sockets, "container_sockets", {}),
@@ -221,11 +222,13 @@ def test_dump_ends_at_its_deadline_whatever_it_waits_for(
     async def story() -> None:
         monkeypatch.setattr(memory_first, "find_overlay", lambda rootfs: SimpleNamespace(upper=target.image.parent))
         monkeypatch.setattr(module, name, stand)
-        task = asyncio.ensure_future(checkpoint(target, deadline=1.0, **request_))
-        await asyncio.to_thread(standing.wait, 10)
-        await asyncio.wait({task}, timeout=10)
-        assert task.done()
-        assert isinstance(task.exception(), TimeoutError)
+        for deadline in DEADLINES:
+            task = asyncio.ensure_future(checkpoint(target, deadline=deadline, **request_))
+            await asyncio.wait({task}, timeout=deadline + 60)
+            assert task.done()
+            assert isinstance(task.exception(), TimeoutError)
+            if standing.is_set():
+                break
 
     asyncio.run(story())
     os.write(writing, b"x")
