@@ -112,9 +112,12 @@ class Model:
 
 
 @contextmanager
-def asking(url: str, clients: int) -> Iterator[list[str]]:
-    """Ask without a pause while the block runs; yield what has failed. A client that gets no answer asks no more."""
-    ended, failed, numbers = threading.Event(), list[str](), itertools.count(1)
+def asking(url: str, clients: int, first: int) -> Iterator[list[str]]:
+    """Ask without a pause while the block runs, by numbers from `first` on; yield what has failed.
+
+    A client that gets no answer asks no more.
+    """
+    ended, failed, numbers = threading.Event(), list[str](), itertools.count(first)
 
     def client() -> None:
         while not ended.is_set():
@@ -138,7 +141,7 @@ def asking(url: str, clients: int) -> Iterator[list[str]]:
 def test_two_proxies_wake_once_share_the_limit_and_one_that_is_killed_leaves_its_share(
     ctr: Ctr, gpus: Gpus, agent: NodeAgent, place: Path, authority: Authority, machine: Sequence[str], plane: str
 ) -> None:
-    port, numbers = free_port(), range(1, 17)
+    port, numbers = free_port(), range(1, 33)  # each has a place of its own on the GPU
     with serving(ctr, port, host=HERE) as container:
         upstream = f"container: {container}, upstream: 'http://{HERE}:{port}', idle: 300ms, concurrency: {LIMIT}"
         settings = f"plane: {plane}\nmodels: {{tiny: {{{upstream}}}}}\n"
@@ -148,13 +151,13 @@ def test_two_proxies_wake_once_share_the_limit_and_one_that_is_killed_leaves_its
         with running(near), running(far):
             for wakes in (1, 2):
                 eventually(lambda: gpus.used() == [0, 0], seconds=40)
-                with ThreadPoolExecutor(2 * len(numbers)) as clients:
-                    answers = [clients.submit(ask, one.url, number) for one in (near, far) for number in numbers]
-                assert [one.result()[0] for one in answers] == [number * 10 for _ in range(2) for number in numbers]
+                with ThreadPoolExecutor(len(numbers)) as clients:
+                    answers = [clients.submit(ask, (near, far)[number % 2].url, number) for number in numbers]
+                assert [one.result()[0] for one in answers] == [number * 10 for number in numbers]
                 eventually(partial(resumed, agent, wakes))
 
-            with asking(near.url, 2 * LIMIT) as failed:
-                with asking(far.url, 2 * LIMIT) as cut:
+            with asking(near.url, 2 * LIMIT, 1) as failed:
+                with asking(far.url, 2 * LIMIT, 1 << 20) as cut:
                     eventually(lambda: model.at_work() == LIMIT)
                     far.vanish()
                     eventually(lambda: len(cut) == 2 * LIMIT)
