@@ -15,12 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from kybernate_shim.linux.ptrace.tracee import injections
 from kybernate_shim.vram_mover.handler import MoverJobHandler
 from kybernate_shim.worker_protocol.mover_jobs import ERRORS, JOBS
 from kybernate_shim.worker_protocol.programs import arguments
 from kybernate_shim.worker_protocol.server import WorkerServer, serve_and_exit
 
 Work = Callable[[], None]
+CALL_SECONDS = 5.0  # for the calls that are being made in another process, which take microseconds
 
 
 def main() -> None:
@@ -33,7 +35,12 @@ def main() -> None:
     threading.Thread(target=_work_off, args=(jobs,), daemon=True).start()
     connection = socket.socket(fileno=int(descriptor))
     # No client is left for the result of a running job, when this one has closed its end.
-    serve_and_exit(WorkerServer(connection, JOBS, ERRORS, MoverJobHandler().handle, jobs.put))
+    serve_and_exit(WorkerServer(connection, JOBS, ERRORS, MoverJobHandler().handle, jobs.put), _end_calls)
+
+
+def _end_calls() -> None:
+    """Have each thread of another process that makes a call for us get back what it was about to do."""
+    injections.close(CALL_SECONDS)
 
 
 def _work_off(jobs: queue.SimpleQueue[Work]) -> None:

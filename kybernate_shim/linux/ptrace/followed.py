@@ -105,6 +105,9 @@ class FollowedTracee(Tracee):
 
     def leave(self) -> None:
         """Detach a thread that is stopped at a call or about to be, and wait for one deep in the kernel."""
+        if self._own is not None:  # a call of ours has not come to its end
+            self.detach()
+            return
         number = 0
         try:
             if self._running:

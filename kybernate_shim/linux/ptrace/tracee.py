@@ -18,6 +18,7 @@ import errno
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,40 @@ class TargetUnresponsive(InjectionFailed):
     """The target did not stop, or did not finish the call, in time: is it frozen?"""
 
 
+class Injections:
+    """Counts the threads of other processes that have our registers in place of their own.
+
+    A process that ends meanwhile takes the own ones along: the kernel kills such a thread's process then, which would
+    continue with the result of our call for that of its own.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._under_way = 0
+        self._closed = False
+
+    def begin(self) -> None:
+        """Count one more. Raises InjectionFailed where this process is about to end."""
+        with self._condition:
+            if self._closed:
+                raise InjectionFailed("the process that traces is about to end")
+            self._under_way += 1
+
+    def end(self) -> None:
+        with self._condition:
+            self._under_way -= 1
+            self._condition.notify_all()
+
+    def close(self, seconds: float) -> bool:
+        """Allow no more, and wait until none is under way; return whether that came."""
+        with self._condition:
+            self._closed = True
+            return self._condition.wait_for(lambda: not self._under_way, seconds)
+
+
+injections = Injections()  # of this process
+
+
 class Tracee:
     """A stopped thread. Raises as the classes above say when it cannot be had by `deadline` (time.monotonic).
 
@@ -61,7 +96,6 @@ class Tracee:
         self._options = requests.O_TRACESYSGOOD
         self._own: tuple[list[int], int] | None = None  # its registers and signal mask, while it has ours
         self._running = False
-        self._unfiltered = False
         self._seize()
         with self._let_go_on_failure():
             ptrace(INTERRUPT, tid)
@@ -83,12 +117,19 @@ class Tracee:
                 self._come_back(deadline)
             own = self._registers()
             prepared = self._abi.prepare(own, address, number, arguments)
-            self._own = own, requests.signal_mask(self.tid)
+            mask = requests.signal_mask(self.tid)
+            self._take(own, mask)
             requests.set_signal_mask(self.tid, 2**64 - 1)
             self._set_registers(prepared)
             return self._pass_through_call(self._abi.entered(prepared, number), deadline)
         except OSError as error:
             raise self._translated(error) from error
+
+    def _take(self, own: list[int], mask: int) -> None:
+        """Begin to use the thread: its own registers are known here alone, so it must not outlive us with ours."""
+        injections.begin()
+        self._own = own, mask
+        ptrace(SETOPTIONS, self.tid, 0, self._options | requests.O_EXITKILL)
 
     def tie(self) -> None:
         """Have the kernel kill the process if the tracing thread ends before this one is detached."""
@@ -111,6 +152,8 @@ class Tracee:
         except OSError as error:
             if error.errno != errno.ESRCH:
                 raise
+        finally:
+            self._forget()
         self._detach(0)
 
     @contextmanager
@@ -140,8 +183,7 @@ class Tracee:
     def _suspend_seccomp(self) -> None:
         """A profile of the container may forbid the call to its own processes; needs CAP_SYS_ADMIN, else stays."""
         try:
-            ptrace(SETOPTIONS, self.tid, 0, self._options | O_SUSPEND_SECCOMP)
-            self._unfiltered = True
+            ptrace(SETOPTIONS, self.tid, 0, self._options | requests.O_EXITKILL | O_SUSPEND_SECCOMP)
         except OSError as error:
             if error.errno == errno.ESRCH:
                 raise
@@ -224,13 +266,17 @@ class Tracee:
 
     def _restore(self) -> None:
         assert self._own is not None
-        if self._unfiltered:
-            ptrace(SETOPTIONS, self.tid, 0, self._options)
-            self._unfiltered = False
         registers, mask = self._own
         self._set_registers(registers)
         requests.set_signal_mask(self.tid, mask)
-        self._own = None
+        ptrace(SETOPTIONS, self.tid, 0, self._options)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep nothing of the thread's own: it has that again, or has ended."""
+        if self._own is not None:
+            self._own = None
+            injections.end()
 
     def _poll(self) -> int | None:
         """Return the status of the stop that the thread has come to, None while it runs."""

@@ -8,11 +8,12 @@ import platform
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kybernate_shim.linux.ptrace import seized
+from kybernate_shim.linux.ptrace import seized, tracee
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, advise_huge_pages
 from kybernate_shim.linux.ptrace.syscall_abi import ARM64, X86_64, Abi, of_this_machine
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed, TargetEnded, TargetUnresponsive, Tracee
@@ -21,6 +22,7 @@ from tests.unit.linux.ptrace.threads import (
     BLOCKED_CALLS,
     MIB,
     await_state,
+    await_that,
     capable_of_all,
     deny_madvise,
     vm_flags,
@@ -234,3 +236,50 @@ def test_prepared_call_is_known_at_its_entry(abi: Abi) -> None:
 def test_tracee_of_a_vanished_thread_is_named() -> None:
     with pytest.raises(TargetEnded):
         Tracee(2**22 - 1, X86_64, 0)
+
+
+PPOLL = {"x86_64": 271, "aarch64": 73}[platform.machine()]  # of nothing, for ever
+TRACER = f"""
+import sys
+from kybernate_shim.linux.ptrace.seized import SeizedProcess
+with SeizedProcess(int(sys.argv[1])) as held:
+    held.call({PPOLL}, 0, 0, 0, 0, 0)
+"""
+
+
+def makes_call(pid: int, number: int) -> bool:
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] == str(number)
+
+
+def test_thread_does_not_continue_with_our_registers_when_we_die() -> None:
+    """What it was about to do is known to its tracer alone: it would take the result of our call for its own one's."""
+    with MemoryProcess() as target:
+        with subprocess.Popen([sys.executable, "-c", TRACER, str(target.pid)]) as tracer:
+            try:
+                await_that(lambda: makes_call(target.pid, PPOLL), "call of ours")
+            finally:
+                tracer.kill()
+        await_state(target.pid, "Z")
+
+
+def test_tracer_that_is_about_to_end_makes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracee, "injections", injections := tracee.Injections())
+    abi = of_this_machine()
+    assert abi is not None
+    with MemoryProcess() as target, SeizedProcess(target.pid) as held:
+        assert held.call(abi.getpid) == target.pid
+        assert injections.close(0), "that call has ended"
+        with pytest.raises(InjectionFailed, match="about to end"):
+            held.call(abi.getpid)
+
+
+def test_call_that_is_being_made_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracee, "injections", injections := tracee.Injections())
+    with MemoryProcess() as target, ThreadPoolExecutor(2) as threads, SeizedProcess(target.pid, seconds=1) as held:
+        call = threads.submit(held.call, PPOLL, 0, 0, 0, 0, 0)
+        await_that(lambda: makes_call(target.pid, PPOLL), "call of ours")
+        assert not injections.close(0.01)
+        closing = threads.submit(injections.close, 60)
+        with pytest.raises(TargetUnresponsive):
+            call.result(60)
+        assert closing.result(60)
