@@ -74,7 +74,7 @@ class Injections:
             self._condition.notify_all()
 
     def close(self, seconds: float) -> bool:
-        """Allow no more, and wait until none is under way; return whether that came."""
+        """Allow no more, and wait until all have ended; return whether they have."""
         with self._condition:
             self._closed = True
             return self._condition.wait_for(lambda: not self._under_way, seconds)

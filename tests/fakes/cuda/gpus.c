@@ -81,10 +81,12 @@ static int lock_accounts(void)
 {
     char path[512];
     state_path(path, sizeof path, "lock");
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd >= 0)
-        while (flock(fd, LOCK_EX) < 0 && errno == EINTR)
-            ;
+    int fd = open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return fd;
+    fchmod(fd, 0666); /* programs of all users open it, and the umask of the first one may forbid that */
+    while (flock(fd, LOCK_EX) < 0 && errno == EINTR)
+        ;
     return fd;
 }
 

@@ -238,7 +238,7 @@ def test_tracee_of_a_vanished_thread_is_named() -> None:
         Tracee(2**22 - 1, X86_64, 0)
 
 
-PPOLL = {"x86_64": 271, "aarch64": 73}[platform.machine()]  # of nothing, for ever
+PPOLL = {"x86_64": 271, "aarch64": 73}[platform.machine()]  # of nothing, without an end
 TRACER = f"""
 import sys
 from kybernate_shim.linux.ptrace.seized import SeizedProcess
