@@ -26,7 +26,7 @@ def test_the_environment_gives_a_pod_no_gpu(cri: Cri, gpus: Gpus, pods_image: Pa
         eventually(lambda: cri.state(id) == "CONTAINER_EXITED")
     with (
         cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod,
-        pytest.raises(grpc.RpcError, match=r"NVIDIA_VISIBLE_DEVICES does only with `gpu\.visible_devices_env"),
+        pytest.raises(grpc.RpcError, match=r"NVIDIA_VISIBLE_DEVICES counts only with `gpu\.visible_devices_env"),
     ):
         pod_container(cri, pod, ["/never/run"])
     assert gpus.used() == [0, 0]
