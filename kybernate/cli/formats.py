@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from kybernate.cli.declared import Option
 from kybernate.cli.output import GAP, echo, json_of, moment, printable, show_columns, show_json
-from kybernate.node.words import word
+from kybernate.node.words import word_in
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -134,9 +134,7 @@ def _value(message: Message, field: Any) -> Any:
 
 def _single(found: Any, field: Any) -> Any:
     if field.enum_type is not None:
-        from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper  # loaded already, with the message
-
-        return word(EnumTypeWrapper(field.enum_type), found)
+        return word_in(field.enum_type, found)
     if field.message_type is None:
         return found
     if field.message_type.full_name == "google.protobuf.Timestamp":

@@ -41,6 +41,8 @@ TOO_LARGE = grpc.StatusCode.RESOURCE_EXHAUSTED.name  # how either side of gRPC r
 SNAPSHOTTER = "overlayfs"
 ATTEMPTS = 3  # lists that fail for a record that is gone when it is searched for
 POD, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
+POD_UID = "io.kubernetes.pod.uid"
+NAME, KIND = "io.kubernetes.container.name", "io.cri-containerd.kind"
 STATES: Final[dict[process_pb2.Status, Container.State]] = {
     process_pb2.CREATED: Container.CREATED,
     process_pb2.RUNNING: Container.RUNNING,
@@ -48,9 +50,6 @@ STATES: Final[dict[process_pb2.Status, Container.State]] = {
     process_pb2.PAUSED: Container.PAUSED,
     process_pb2.PAUSING: Container.PAUSING,
 }
-
-POD_UID = "io.kubernetes.pod.uid"
-NAME, KIND = "io.kubernetes.container.name", "io.cri-containerd.kind"
 
 Reply = TypeVar("Reply", bound=Message)
 

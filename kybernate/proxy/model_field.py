@@ -7,6 +7,7 @@ the search instead of failing.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from email.message import Message
 from typing import Final
 
@@ -212,6 +213,12 @@ def _parameter(header: str, name: str) -> str | None:
     message["content-type"] = header.replace("\r", " ").replace("\n", " ").strip()
     found = message.get_param(name)
     return found if isinstance(found, str) else None
+
+
+def model_in(found: Mapping[str, Value]) -> str:
+    """Return the model that these fields name, "" for none: what is no text names none."""
+    name = found.get("model")
+    return name if isinstance(name, str) else ""
 
 
 def fields_of(content_type: str, wanted: frozenset[str]) -> JsonFields | FormFields | None:

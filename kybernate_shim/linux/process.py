@@ -57,9 +57,13 @@ def stranger_that_traces(tid: int) -> int | None:
 
     Raises OSError where the thread is gone.
     """
-    text = text_of(f"/proc/{tid}/status")
-    tracer = int(text.partition("\nTracerPid:")[2].partition("\n")[0])
+    tracer = tracer_of(tid)
     return tracer if tracer and not is_nodes_own(tracer) else None
+
+
+def tracer_of(tid: int) -> int:
+    """Return which process traces a thread, 0 where none does. Raises OSError where the thread is gone."""
+    return int(text_of(f"/proc/{tid}/status").partition("\nTracerPid:")[2].partition("\n")[0])
 
 
 def parent_of(pid: int) -> int:

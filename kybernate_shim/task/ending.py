@@ -17,8 +17,7 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING, Final
 
 from kybernate_shim.linux.children import KILLED, Exit
-from kybernate_shim.linux.kernel_text import text_of
-from kybernate_shim.linux.process import state_of, title_of
+from kybernate_shim.linux.process import state_of, title_of, tracer_of
 
 if TYPE_CHECKING:
     from kybernate_shim.task.container import Container
@@ -93,8 +92,7 @@ def _is_there(pid: int) -> bool:
 
 def _described(pid: int) -> str:
     try:
-        tracer = text_of(f"/proc/{pid}/status").partition("\nTracerPid:")[2].partition("\n")[0].strip()
-        traced = f", traced by {title_of(int(tracer))}" if tracer not in ("", "0") else ""
+        traced = f", traced by {title_of(tracer)}" if (tracer := tracer_of(pid)) else ""
         return f"{title_of(pid)} {state_of(pid)}{traced}"
     except OSError:
         return f"{title_of(pid)} has ended"

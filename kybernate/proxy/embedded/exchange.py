@@ -109,8 +109,10 @@ def head_of(request: web.BaseRequest) -> tuple[Head, str]:
     host = request.headers.get("host", "").rpartition("]")[2] if "]" not in request.headers.get("host", "") else ""
     host = host.partition(":")[0] if host else request.headers.get("host", "").partition("]")[0].lstrip("[")
     headers = {name.lower(): value for name, value in request.headers.items()}
-    times = Counter(name.lower() for name, _ in request.headers.items())
-    repeated = frozenset(name for name, count in times.items() if count > 1)
+    repeated = frozenset[str]()
+    if len(headers) < len(request.headers):
+        times = Counter(name.lower() for name, _ in request.headers.items())
+        repeated = frozenset(name for name, count in times.items() if count > 1)
     named = URL(f"/?{query}", encoded=True).query.get("model", "") if "model=" in query else ""
     return Head(message.method, host.lower(), path, headers, named, repeated), target
 

@@ -27,6 +27,7 @@ from kybernate.proxy.engine import Admission, Engine, Refused
 from kybernate.proxy.filters import filtered
 from kybernate.proxy.holding import Phase
 from kybernate.proxy.keys import KEY_HEADERS
+from kybernate.proxy.model_field import model_in
 from kybernate.proxy.models_list import listed
 from kybernate.proxy.record import Observer
 from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, ToModel, ToPeer, probe_for
@@ -120,8 +121,7 @@ class Handler:
         if isinstance(decision, NeedBody) or (self._progressing and body.exists):
             fields = await body.fields(MODEL_AND_STREAM if self._progressing else MODEL)
         if isinstance(decision, NeedBody):
-            name = fields.get("model")
-            decision = router.route(head, route, name if isinstance(name, str) else "", self._engine.load, self._draw())
+            decision = router.route(head, route, model_in(fields), self._engine.load, self._draw())
         drop = KEY_HEADERS if route is not None and route.keys else NO_KEYS
         return await self._decided(exchange, decision, body, headers, drop, bool(fields.get("stream")))
 

@@ -20,7 +20,7 @@ from kybernate.proxy.engine import Admission, Refused
 from kybernate.proxy.ext_proc import answers
 from kybernate.proxy.filters import filtered
 from kybernate.proxy.keys import KEY_HEADERS
-from kybernate.proxy.model_field import fields_of
+from kybernate.proxy.model_field import fields_of, model_in
 from kybernate.proxy.record import LastWake, Record
 from kybernate.proxy.routing import Decision, Head, ListModels, NeedBody, ToModel, ToPeer
 from kybernate.proxy.settings import Limits, Model, Peer, Route
@@ -115,8 +115,7 @@ class Body:
         while not scanner.done and len(self.prefix) < self._limits.prefix and (piece := await self.next()):
             scanner.feed(piece[: self._limits.prefix - len(self.prefix)])
             self.prefix += piece
-        name = scanner.found.get("model")
-        return name if isinstance(name, str) else ""
+        return model_in(scanner.found)
 
     async def read_whole(self) -> bytes:
         """Return all of it, for filters. Raises Refused where it is larger than they may be."""

@@ -12,14 +12,13 @@ Sources: the OCI image specification, "Applying Changesets"; path_resolution(7);
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -145,10 +144,13 @@ def _records(header: bytes, most: int) -> int:
 
 @dataclass
 class _Parent:
-    """The directory of the last name below `top`, which stays open for names in the same one, if it `stays`."""
+    """The directory of the last name below `top`, which stays open for names in the same one, if it `stays`.
+
+    It is opened following no link.
+    """
 
     top: int
-    stays: bool
+    stays: bool = False
     _name: str = ""
     _fd: int = -1
 
@@ -217,7 +219,7 @@ def apply_diff(
             parent = _Parent(top, stays=layer)
             with (
                 tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING, tarinfo=Entry) as archive,
-                contextlib.closing(parent),
+                closing(parent),
             ):
                 work = _Work(archive, headers, top, parent, powers or Powers(), owners, stopped, layer, keep, Diff())
                 for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
@@ -325,7 +327,7 @@ def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     elif info.issym():
         os.symlink(info.linkname, name, dir_fd=directory)
     elif info.islnk():
-        with _place(work.top, info.linkname) as target:
+        with _Parent(work.top).place(info.linkname) as target:
             os.link(target.name, name, src_dir_fd=target.directory, dst_dir_fd=directory, follow_symlinks=False)
     elif info.isfifo():
         os.mkfifo(name, 0o600, dir_fd=directory)
@@ -427,14 +429,6 @@ def _require_portable(info: tarfile.TarInfo, name: str, powers: Powers) -> None:
 def _empty(directory: int) -> None:
     for name in os.listdir(directory):
         _Place(directory, name).remove()
-
-
-@contextmanager
-def _place(top: int, name: str) -> Iterator[_Place]:
-    """Open the directory that holds `name` below `top`, following no link."""
-    parent, base = _parted(name)
-    with beneath.closing(_open_parent(top, name, parent)) as directory:
-        yield _Place(directory, base)
 
 
 def _parted(name: str) -> tuple[str, str]:

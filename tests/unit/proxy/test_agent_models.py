@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -58,28 +59,35 @@ def change(one: wire.Container, *, removed: bool = False) -> wire.Change:
     return wire.Change(container=one, removed=removed)
 
 
+@asynccontextmanager
+async def models_of(socket: Path, *changes: wire.Change) -> AsyncIterator[AgentModels]:
+    """The models of an agent whose snapshot has a suspended container, to which these changes happen."""
+    fake = FakeAgent(socket)
+    begin, end = wire.BOOKMARK_SNAPSHOT_BEGIN, wire.BOOKMARK_SNAPSHOT_END
+    fake.changes = [wire.Change(bookmark=begin), change(container("suspended")), wire.Change(bookmark=end), *changes]
+    try:
+        async with AsyncAgent(str(fake.socket)) as agent:
+            yield AgentModels(agent, [QWEN])
+    finally:
+        fake.stop()
+
+
 def test_watch_says_each_phase_once(tmp_path: Path) -> None:
+    changes = (
+        change(container("suspended", operation="resume")),
+        change(container("attached")),
+        change(container("attached", sandbox=True, state="stopped")),
+        change(container("attached"), removed=True),
+    )
+
     async def watched() -> list[tuple[str, Phase]]:
-        fake = FakeAgent(tmp_path / "agent.sock")
-        fake.changes = [
-            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_BEGIN),
-            change(container("suspended")),
-            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_END),
-            change(container("suspended", operation="resume")),
-            change(container("attached")),
-            change(container("attached", sandbox=True, state="stopped")),
-            change(container("attached"), removed=True),
-        ]
-        try:
-            async with AsyncAgent(str(fake.socket)) as agent:
-                found = []
-                async for one in AgentModels(agent, [QWEN]).watch():
-                    found.append(one)
-                    if len(found) == 3:
-                        break
-                return found
-        finally:
-            fake.stop()
+        async with models_of(tmp_path / "agent.sock", *changes) as models:
+            found = []
+            async for one in models.watch():
+                found.append(one)
+                if len(found) == 3:
+                    break
+            return found
 
     assert asyncio.run(watched()) == [("qwen", Phase.ASLEEP), ("qwen", Phase.AWAKE), ("qwen", Phase.ABSENT)]
 
@@ -88,21 +96,12 @@ def test_watch_that_is_begun_again_says_all_phases_again(tmp_path: Path) -> None
     """The engine may not have heeded one of them, in the middle of a suspend that has failed with the agent's end."""
 
     async def watched() -> list[tuple[str, Phase]]:
-        fake = FakeAgent(tmp_path / "agent.sock")
-        fake.changes = [
-            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_BEGIN),
-            change(container("suspended")),
-            wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_END),
-        ]
-        try:
-            async with AsyncAgent(str(fake.socket)) as agent:
-                models, found = AgentModels(agent, [QWEN]), []
-                for _ in range(2):
-                    async with aclosing(models.watch()) as phases:
-                        found.append(await anext(phases))
-                return found
-        finally:
-            fake.stop()
+        async with models_of(tmp_path / "agent.sock") as models:
+            found = []
+            for _ in range(2):
+                async with aclosing(models.watch()) as phases:
+                    found.append(await anext(phases))
+            return found
 
     assert asyncio.run(watched()) == [("qwen", Phase.ASLEEP)] * 2
 

@@ -29,26 +29,28 @@ def process() -> Iterator[int]:
         one.kill()
 
 
-def with_init(life: Life, pid: int) -> None:
+def in_freezer(place: Path, state: str, pid: int) -> Cgroup:
+    """A cgroup of version 1 with this process, in that state."""
+    (place / "freezer.state").write_text(f"{state}\n")
+    (place / "cgroup.procs").write_text(f"{pid}\n")
+    return Cgroup(1, {"freezer": place})
+
+
+def with_init(life: Life, pid: int, cgroup: Cgroup) -> None:
     life.container.init.pid = pid
+    life.container.cgroup = cgroup
     life.children.claim(pid, life.container.exits.handle_init)
 
 
 def test_signal_and_thaw_that_were_lost_are_repeated(tell: Tell, tmp_path: Path, process: int) -> None:
-    freezer = tmp_path / "freezer"
-    freezer.mkdir()
-    (freezer / "freezer.state").write_text("FREEZING\n")
-    (freezer / "cgroup.procs").write_text(f"{process}\n")
-
     async def story(life: Life) -> None:
         await life.run()
-        with_init(life, process)
-        life.container.cgroup = Cgroup(1, {"freezer": freezer})
+        with_init(life, process, in_freezer(tmp_path, "FREEZING", process))
         await life.container.kill("", 9, all=True)
         await life.container.init.wait()
 
     life = tell(story)
-    assert (freezer / "freezer.state").read_text().startswith("THAWED")
+    assert (tmp_path / "freezer.state").read_text().startswith("THAWED")
     assert life.topics[-1] == "exit c1"
     assert life.told[-1][1].exit_status == 137
 
@@ -67,13 +69,9 @@ def test_exit_that_another_waiter_has_taken_is_published_as_that_of_a_kill(tell:
 def test_container_that_an_operation_has_frozen_is_left_to_it(
     tell: Tell, tmp_path: Path, process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "freezer.state").write_text("FROZEN\n")
-    (tmp_path / "cgroup.procs").write_text(f"{process}\n")
-
     async def story(life: Life) -> None:
         await life.run()
-        with_init(life, process)
-        life.container.cgroup = Cgroup(1, {"freezer": tmp_path})
+        with_init(life, process, in_freezer(tmp_path, "FROZEN", process))
         looked = asyncio.Event()
         monkeypatch.setattr(type(life.container), "operation", object())
         monkeypatch.setattr(subject, "_described", lambda pid: looked.set())
