@@ -25,6 +25,7 @@ COMMANDS = {
     "swap": "swap",
     "wake": "wake",
     "sleep": "wake",
+    "park": "wake",
     "ops": "ops",
     "wait": "ops",
     "cancel": "ops",
@@ -61,7 +62,20 @@ COMMANDS = {
 # The groups of the help. A command that is in none of them is in the last one.
 GROUPS = {
     "Containers": (
-        *("ps", "status", "checkpoint", "restore", "release", "suspend", "resume", "swap", "sleep", "wake", "why"),
+        *(
+            "ps",
+            "status",
+            "checkpoint",
+            "restore",
+            "release",
+            "suspend",
+            "resume",
+            "swap",
+            "sleep",
+            "park",
+            "wake",
+            "why",
+        ),
     ),
     "Images": (
         *("images", "inspect", "label", "pin", "unpin", "rm", "import", "export", "push", "pull", "encrypt", "decrypt"),
@@ -75,8 +89,8 @@ GROUPS = {
 # Those that call the agent, and so have the option --agent.
 BY_AGENT = frozenset(
     {
-        "cancel", "checkpoint", "demote", "events", "evict", "images", "label", "ops", "pin", "prefetch", "promote",
-        "ps", "release", "restore", "resume", "rm", "schedule", "sleep", "status", "suspend", "swap", "top",
+        "cancel", "checkpoint", "demote", "events", "evict", "images", "label", "ops", "park", "pin", "prefetch",
+        "promote", "ps", "release", "restore", "resume", "rm", "schedule", "sleep", "status", "suspend", "swap", "top",
         "unpin", "version", "wait", "wake", "why",
     }
 )  # fmt: skip

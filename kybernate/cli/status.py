@@ -141,7 +141,9 @@ def _known(seen: SurveyedContainer) -> wire.Container:
 def _state(status: wire.Container | None) -> str:
     if status is None:
         return UNKNOWN
-    gpu = status.gpu or ("suspended" if status.suspended else "")
+    from kybernate.node.lookup import gpu_word
+
+    gpu = gpu_word(status) or ("suspended" if status.suspended else "")
     return f"{status.state}, {gpu}" if gpu not in ("", "attached", f"{status.phase}ing") else status.state
 
 
@@ -217,6 +219,7 @@ def _document(seen: SurveyedContainer) -> dict[str, Any]:
         "held_seconds": status.held_seconds,
         "pid": status.pid,
         "gpu": status.gpu,
+        "parked_bytes": status.parked_bytes,
         "cuda_pids": list(status.cuda_pids),
         "cuda": [{"pid": one.pid, "state": one.state} for one in status.cuda],
         "arena": arena_document(status.arena) if status.HasField("arena") else None,

@@ -65,6 +65,7 @@ def surveyed_of(one: agent_pb2.Container, operation: agent_pb2.Operation | None 
         pid=one.pid,
         gpu=one.gpu,
         suspended=one.gpu == "suspended",
+        parked_bytes=one.parked_bytes,
         note=one.note,
     )
     if one.arena_bytes:

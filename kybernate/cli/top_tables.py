@@ -10,7 +10,7 @@ from kybernate.cli.output import age, moment, printable, size
 from kybernate.client.requests import has_ended
 from kybernate.client.watching import NodeView
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.lookup import task_word
+from kybernate.node.lookup import gpu_word, task_word
 
 ENDED_SECONDS = 60.0  # how long an operation is shown after its end
 BAR_WIDTH = 16
@@ -98,13 +98,13 @@ def _container(one: wire.Container, operation: wire.Operation | None, now: float
         (
             printable(one.title),
             state or "no task",
-            one.gpu,
+            gpu_word(one),
             size(one.vram_bytes) if one.vram_bytes else "",
             age(now - begun) if begun else "",
             words.strip(),
             printable(one.note or one.problem),
         ),
-        (one.title, f"{state} {one.gpu}", -one.vram_bytes, -begun),
+        (one.title, f"{state} {gpu_word(one)}", -one.vram_bytes, -begun),
     )
 
 

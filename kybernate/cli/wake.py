@@ -1,4 +1,4 @@
-"""`kybernate wake` and `sleep`: a container that is active, or one that uses no GPU, whatever its state is now."""
+"""`kybernate wake`, `sleep` and `park`: a container that is active, that uses no GPU, or has its VRAM on the disk."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kybernate.cli.through_agent import begun
 from kybernate.client import Agent, Operation
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Missing
+from kybernate.verbs.park import Park
 from kybernate.verbs.verb import Verb
 from kybernate.verbs.wake import Sleep, Wake
 
@@ -34,6 +35,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(wake)
     app.command()(sleep)
+    app.command()(park)
 
 
 def wake(
@@ -82,6 +84,25 @@ def sleep(
         return agent.sleep(container, namespace=namespace)
 
     return _carry_out(begin, Sleep(container, namespace), "asleep", address, wait=wait, output=output)
+
+
+def park(
+    container: ContainerName,
+    deadline: Deadline = 0,
+    wait: Wait = True,
+    namespace: Namespace = "",
+    address: Address = ADDRESS,
+    output: Output = Format.TABLE,
+) -> None:
+    """Move the VRAM of a suspended container from host memory to the disk.
+
+    Its processes stay, and `kybernate wake` brings all of it back.
+    """
+
+    def begin(agent: Agent) -> Operation:
+        return agent.park(container, namespace=namespace, deadline=deadline)
+
+    return _carry_out(begin, Park(container, namespace), "parked", address, wait=wait, output=output)
 
 
 def _project_of(name: str) -> str:

@@ -176,6 +176,11 @@ class Verbs(ABC, Generic[Handle]):
         )
         return self._begin("Operations/Sleep", request)
 
+    def park(self, container: str, *, namespace: str = "", key: str = "", deadline: float = 0) -> Handle:
+        """Move the VRAM of a suspended container from host memory to the disk, until it is woken or resumed."""
+        request = wire.ParkRequest(name=container, namespace=namespace, options=options(key, deadline, None))
+        return self._begin("Operations/Park", request)
+
     def verify_image(self, image: str, *, key: str = "", deadline: float = 0) -> Handle:
         """Compare every byte of an image with its digest."""
         request = wire.VerifyImageRequest(image=image, options=options(key, deadline, None))

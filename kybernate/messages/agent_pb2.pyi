@@ -179,7 +179,7 @@ class GetContainerRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ("namespace", "id", "title", "pod_namespace", "pod", "name", "image", "runtime", "state", "pid", "gpu", "operation", "vram_bytes", "arena_bytes", "note", "problem", "sandbox", "workload", "gpu_uuids", "started", "restored_from", "foreign", "pod_uid", "labels", "pod_ip", "in_flight", "waits_for", "active_until")
+    __slots__ = ("namespace", "id", "title", "pod_namespace", "pod", "name", "image", "runtime", "state", "pid", "gpu", "operation", "vram_bytes", "arena_bytes", "parked_bytes", "note", "problem", "sandbox", "workload", "gpu_uuids", "started", "restored_from", "foreign", "pod_uid", "labels", "pod_ip", "in_flight", "waits_for", "active_until")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NO_TASK: _ClassVar[Container.State]
@@ -219,6 +219,7 @@ class Container(_message.Message):
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     VRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +248,7 @@ class Container(_message.Message):
     operation: str
     vram_bytes: int
     arena_bytes: int
+    parked_bytes: int
     note: str
     problem: str
     sandbox: bool
@@ -261,7 +263,7 @@ class Container(_message.Message):
     in_flight: int
     waits_for: str
     active_until: _timestamp_pb2.Timestamp
-    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[_Union[Container.State, str]] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[_Union[Container.State, str]] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
     __slots__ = ("name", "namespace", "lines", "follow")
@@ -990,6 +992,16 @@ class LabelImageRequest(_message.Message):
     labels: _containers.ScalarMap[str, str]
     removed: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, image: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ParkRequest(_message.Message):
+    __slots__ = ("name", "namespace", "options")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    options: Options
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
 
 class VerifyImageRequest(_message.Message):
     __slots__ = ("image", "options")

@@ -322,6 +322,11 @@ class OperationsStub:
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.SleepRequest.SerializeToString,
                 response_deserializer=kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
                 _registered_method=True)
+        self.Park = channel.unary_unary(
+                '/kybernate.node.v1.Operations/Park',
+                request_serializer=kybernate_dot_messages_dot_agent__pb2.ParkRequest.SerializeToString,
+                response_deserializer=kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
+                _registered_method=True)
         self.GetOperation = channel.unary_unary(
                 '/kybernate.node.v1.Operations/GetOperation',
                 request_serializer=kybernate_dot_messages_dot_agent__pb2.GetOperationRequest.SerializeToString,
@@ -395,6 +400,14 @@ class OperationsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Park(self, request, context):
+        """Move the VRAM of a suspended container from the node's arena to its disk: host memory is free for others. The processes
+        stay, and Wake or Resume bring all of it back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetOperation(self, request, context):
         """reader
         """
@@ -459,6 +472,11 @@ def add_OperationsServicer_to_server(servicer, server):
             'Sleep': grpc.unary_unary_rpc_method_handler(
                     servicer.Sleep,
                     request_deserializer=kybernate_dot_messages_dot_agent__pb2.SleepRequest.FromString,
+                    response_serializer=kybernate_dot_messages_dot_agent__pb2.Operation.SerializeToString,
+            ),
+            'Park': grpc.unary_unary_rpc_method_handler(
+                    servicer.Park,
+                    request_deserializer=kybernate_dot_messages_dot_agent__pb2.ParkRequest.FromString,
                     response_serializer=kybernate_dot_messages_dot_agent__pb2.Operation.SerializeToString,
             ),
             'GetOperation': grpc.unary_unary_rpc_method_handler(
@@ -671,6 +689,33 @@ class Operations:
             target,
             '/kybernate.node.v1.Operations/Sleep',
             kybernate_dot_messages_dot_agent__pb2.SleepRequest.SerializeToString,
+            kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Park(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kybernate.node.v1.Operations/Park',
+            kybernate_dot_messages_dot_agent__pb2.ParkRequest.SerializeToString,
             kybernate_dot_messages_dot_agent__pb2.Operation.FromString,
             options,
             channel_credentials,

@@ -136,6 +136,10 @@ class OperationsStub:
     """
     Sleep: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]
     """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
+    Park: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ParkRequest, _agent_pb2.Operation]
+    """Move the VRAM of a suspended container from the node's arena to its disk: host memory is free for others. The processes
+    stay, and Wake or Resume bring all of it back.
+    """
     GetOperation: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]
     """reader"""
     ListOperations: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]
@@ -163,6 +167,10 @@ class OperationsAsyncStub(OperationsStub):
     """
     Sleep: _aio.UnaryUnaryMultiCallable[_agent_pb2.SleepRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
+    Park: _aio.UnaryUnaryMultiCallable[_agent_pb2.ParkRequest, _agent_pb2.Operation]  # type: ignore[assignment]
+    """Move the VRAM of a suspended container from the node's arena to its disk: host memory is free for others. The processes
+    stay, and Wake or Resume bring all of it back.
+    """
     GetOperation: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetOperationRequest, _agent_pb2.Operation]  # type: ignore[assignment]
     """reader"""
     ListOperations: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListOperationsRequest, _agent_pb2.ListOperationsResponse]  # type: ignore[assignment]
@@ -229,6 +237,16 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
         """Have a container use no GPU: suspend it, freeze it where it has no CUDA, or leave it where it sleeps already."""
+
+    @_abc_1.abstractmethod
+    def Park(
+        self,
+        request: _agent_pb2.ParkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.Operation, _abc.Awaitable[_agent_pb2.Operation]]:
+        """Move the VRAM of a suspended container from the node's arena to its disk: host memory is free for others. The processes
+        stay, and Wake or Resume bring all of it back.
+        """
 
     @_abc_1.abstractmethod
     def GetOperation(

@@ -63,7 +63,7 @@ class NothingToCancel(ShimRefused):
 class Shim:
     """A connection to the shim of `container`; its calls run side by side.
 
-    With an `operation` in its request, a checkpoint, suspend or resume is the caller's own of that name: a second
+    With an `operation` in its request, a checkpoint, suspend, park or resume is the caller's own of that name: a second
     request, after a connection that broke, waits for the same end or gets the same answer. One that was cancelled
     raises ShimRefused with the code CANCELED.
     """
@@ -95,6 +95,10 @@ class Shim:
     async def suspend(self, request: wire.SuspendRequest) -> wire.SuspendResponse:
         """Move the container's VRAM into host memory."""
         return await self._call("Suspend", request, wire.SuspendResponse, timeout=None)
+
+    async def park(self, request: wire.ParkRequest) -> wire.ParkResponse:
+        """Move what a suspended container has in the arena to the disk."""
+        return await self._call("Park", request, wire.ParkResponse, timeout=None)
 
     async def resume(self, request: wire.ResumeRequest) -> wire.ResumeResponse:
         """Move it back."""

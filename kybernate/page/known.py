@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final, Generic, TypeVar, cast
 
 from kybernate.page.view import (
+    AWAY,
     SECTIONS,
     Begin,
     Change,
@@ -181,7 +182,7 @@ class Known:
 
     def users(self, gpu: str) -> list[Container]:
         """Return the containers whose memory is on a GPU, by title."""
-        found = (one for one in self._of(Container) if gpu in one.gpus and one.gpu not in ("", "suspended"))
+        found = (one for one in self._of(Container) if gpu in one.gpus and one.gpu and one.gpu not in AWAY)
         return sorted(found, key=lambda one: (one.title, one.key))
 
     def containers(self, wanted: str = "") -> list[Container]:
@@ -252,16 +253,16 @@ def why(container: Container, known: Known) -> str:
         return f"Its shim does not answer: {container.problem}."
     seat = known.seats_of().get(container.key)
     waits = f" It waits for {container.waits_for}." if container.waits_for else ""
-    if container.phase != "suspended":
+    if container.phase not in AWAY:
         return f"It is {container.phase}.{waits}" + _of_seat(seat) + (f" {container.note}" if container.note else "")
     if seat is not None and (seat.reason or seat.waits):
-        said = [f"It is suspended.{waits}{_of_seat(seat)}"]
+        said = [f"It is {container.phase}.{waits}{_of_seat(seat)}"]
     elif container.waits_for:
-        said = [f"It is suspended.{waits}"]
+        said = [f"It is {container.phase}.{waits}"]
     elif container.note:
-        said = [f"It is suspended: {container.note}"]
+        said = [f"It is {container.phase}: {container.note}"]
     else:
-        said = ["It is suspended, and nothing has asked for it."]
+        said = [f"It is {container.phase}, and nothing has asked for it."]
     last = next((one for one in operations if one.verb in WAKING), None)
     if last is not None and last.state == "failed":
         said.append(f"Its last {last.verb} failed: {last.error}." + (f" {last.advice}." if last.advice else ""))

@@ -82,7 +82,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Container:
-    """A container. `gpu` is the state of its GPU memory: "attached", "suspended", …; empty without any."""
+    """A container. `gpu` is the state of its GPU memory: "attached", "suspended", "parked", …; empty without any."""
 
     key: str
     title: str
@@ -148,6 +148,7 @@ class Operation:
         return max(0.0, self.ended - self.created) if self.ended else 0.0
 
 
+AWAY: Final = frozenset({"suspended", "parked"})  # phases of containers whose VRAM is on no GPU
 LIVE: Final = frozenset({"pending", "running", "cancelling"})
 
 

@@ -31,7 +31,9 @@ def park_coldest(plan: Plan, wanted: int) -> bool:
 
 
 def _may_park(plan: Plan, seat: Seat) -> bool:
-    if seat.status not in IN_RAM or seat.retry_at > plan.now or not seat.bytes or seat.stands_by_for:
+    if seat.status not in IN_RAM or not seat.parkable or seat.retry_at > plan.now or not seat.bytes:
+        return False
+    if seat.stands_by_for:
         return False
     return not seat.requests and seat.name not in plan.occupying and seat.name not in plan.parked
 

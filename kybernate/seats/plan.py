@@ -102,6 +102,8 @@ class Plan:
         self.ram_free -= seat.ram_bytes
 
     def _claim(self, seat: Seat) -> None:
+        if seat.status == Status.PARKED:  # from the disk, its VRAM comes through host memory
+            self.ram_free -= seat.ram_bytes
         event = "start" if seat.status == Status.FREE else "wake"
         self.occupying[seat.name] = seat.after(event, self.now)
 

@@ -11,6 +11,7 @@ from kybernate.verbs.delete import Delete
 from kybernate.verbs.evict import Evict
 from kybernate.verbs.export import Export
 from kybernate.verbs.importing import Import
+from kybernate.verbs.park import Park
 from kybernate.verbs.restore import Restore
 from kybernate.verbs.resume import Resume
 from kybernate.verbs.suspend import Suspend
@@ -23,7 +24,7 @@ from kybernate.verbs.wake import Sleep, Wake
 VERBS: Final[Mapping[str, type[Verb]]] = {
     kind.verb: kind
     for kind in (
-        Checkpoint, Restore, Suspend, Resume, Swap, Wake, Sleep,
+        Checkpoint, Restore, Suspend, Resume, Swap, Wake, Sleep, Park,
         Verify, Delete, Import, Export, Copy, Evict,
     )
 }  # fmt: skip

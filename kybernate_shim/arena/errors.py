@@ -15,6 +15,11 @@ def never_copied(pid: int, pending: int) -> ArenaIncomplete:
     )
 
 
+def is_parked(pid: int, directory: str) -> ArenaIncomplete:
+    """Return the error: the bytes are on a disk, and come back by a resume of the container."""
+    return ArenaIncomplete(f"the VRAM of process {pid} is parked in {directory}; `kybernate resume` brings it back")
+
+
 def filler_ended(pid: int) -> ArenaIncomplete:
     """Return the error: the process that was filling the room has given up or ended."""
     return ArenaIncomplete(f"process {pid}, which was reading the bytes from an image, has given up or ended")

@@ -15,7 +15,8 @@ What changes its owner is not zeroed. It is unreadable instead: room that `updat
 was copied there makes it readable, by `confirm`, block by block as a whole. So nothing that a process before has left
 is ever read: not by a resume, nor for an image or a prefetch. What comes from an image is handed over before all of it
 is there, and read as far as it is `filled`. Zeroing would cost as much as the copy, and room cannot be given back to
-the kernel instead, because the GPUs have it pinned. Room also stays with a process that has ended, while a job still
+the kernel instead, because the GPUs have it pinned. What is `park`ed lies in a file, and its room is others'. Room also
+stays with a process that has ended, while a job still
 works with it: the job of a process that hangs must not read or write what is another's by then.
 
 A copy is worth something only with the hashes of its pieces, and with the key that they were made with. These lie in
@@ -37,8 +38,8 @@ from pathlib import Path
 from kybernate_shim.arena import banks, records, tmpfs
 from kybernate_shim.arena.accounts import account_of, drop_copies
 from kybernate_shim.arena.banks import Bank, Room
-from kybernate_shim.arena.errors import filler_ended, never_copied
-from kybernate_shim.arena.extents import Extent, Kept, gaps, total, without_end
+from kybernate_shim.arena.errors import filler_ended, is_parked, never_copied
+from kybernate_shim.arena.extents import HOLE, Extent, Kept, gaps, total, without_end
 from kybernate_shim.arena.owner import ArenaOwner
 from kybernate_shim.arena.pieces import BlockPlan, Fate, PieceHashes, Update
 from kybernate_shim.arena.records import Filler, Record, read, read_number, write, write_number
@@ -220,11 +221,31 @@ class Memory:
         with self._gate():
             shared = {other: read(self._record(other)) for other in others}
             for other, record in shared.items():
+                if record.parked:
+                    raise is_parked(other.pid, record.parked)
                 if record.pending:
                     raise never_copied(other.pid, sum(one.size for one in record.pending))
             all_kept = [replace(one, marks=b"") for record in shared.values() for one in record.kept]
             write(self._record(owner), Record(all_kept, account=f"the checkpoint by process {owner.pid}"))
         return {other: record.kept for other, record in shared.items()}
+
+    def park(self, owner: ArenaOwner, directory: Path) -> None:
+        """Give the owner's room to others: its bytes are in a file of `directory`, all of them, which survives us.
+
+        Until they are handed over to it again, the owner is not brought back to its GPU. Raises ArenaIncomplete.
+        """
+        with self._gate():
+            record = read(self._record(owner))
+            if record.pending:
+                raise never_copied(owner.pid, sum(one.size for one in record.pending))
+            away = [replace(one, extents=(Extent(HOLE, one.size),), marks=b"") for one in record.kept]
+            write(self._record(owner), Record([], pending=away, account=record.account, parked=str(directory)))
+
+    def parked(self) -> set[str]:
+        """Return the directories that have bytes of processes that live."""
+        with self._gate():
+            self._taken()
+            return {record.parked for record in self._records() if record.parked}
 
     def hand_over(self, owner: ArenaOwner, shares: Mapping[ArenaOwner, Sequence[Kept]]) -> None:
         """Let what `owner` has here, and fills in the order of `shares`, belong to others.

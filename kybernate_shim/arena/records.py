@@ -4,7 +4,10 @@ A record is written in two steps. First it names room for all blocks, which is p
 for it still has what its owner before has left. Then each group of blocks is confirmed, by lines at the end of the
 file, as soon as all of its bytes are there. A process that dies while it writes such lines has confirmed nothing.
 
-    {"key": ..., "account": ..., "there": N, "filler": [PID, START, BASE],
+What is parked is in a file on a disk, and takes no room: its blocks are holes, and pending, so that nothing is read
+of the arena for them.
+
+    {"key": ..., "account": ..., "there": N, "filler": [PID, START, BASE], "parked": DIRECTORY,
      "blocks": [[index, address, size, [[start, size], ...]], ...]}
     the hashes of each block, a line in hexadecimal; the first N blocks are confirmed
     for each group that is confirmed later: the hashes of each of its blocks, and "there FIRST END"
@@ -39,7 +42,8 @@ class Record:
     """What the arena has of a process: the blocks `kept` there, and room for those that are `pending`.
 
     `key` is the one of the hashes; empty where nothing was hashed. `account` is the pod or container that is charged
-    for the room. Where there is a `filler`, what is pending may be read as far as it has come (`Memory.filled`).
+    for the room. Where there is a `filler`, what is pending may be read as far as it has come (`Memory.filled`). Where
+    it is `parked`, what is pending is in a file of that directory.
     """
 
     kept: list[Kept]
@@ -47,6 +51,7 @@ class Record:
     pending: list[Kept] = field(default_factory=list)
     account: str = ""
     filler: Filler | None = None
+    parked: str = ""
 
     @property
     def extents(self) -> Iterator[Extent]:
@@ -84,7 +89,8 @@ def read(path: Path) -> Record:
     if found := document.get("filler"):
         pid, started, base = found
         filler = Filler(ArenaOwner(pid, started), base)
-    return Record(kept, bytes.fromhex(document["key"]), pending, document.get("account", ""), filler)
+    account, parked = document.get("account", ""), document.get("parked", "")
+    return Record(kept, bytes.fromhex(document["key"]), pending, account, filler, parked)
 
 
 def _confirm(blocks: list[Kept], there: set[int], lines: Sequence[str]) -> None:
@@ -111,6 +117,8 @@ def write(path: Path, record: Record) -> None:
     head: dict[str, Any] = {"key": record.key.hex(), "account": record.account, "there": len(record.kept)}
     if (filler := record.filler) is not None:
         head["filler"] = [filler.owner.pid, filler.owner.started, filler.base]
+    if record.parked:
+        head["parked"] = record.parked
     head["blocks"] = blocks
     lines = [json.dumps(head), *(one.marks.hex() for one in all_blocks)]
     with replacing(path) as stream:

@@ -19,7 +19,7 @@ Stoppable = Literal["always", "by a kill", "never"]
 
 @dataclass
 class Operation:
-    """One run of a verb ("checkpoint", "restore", "suspend", "resume") on one container.
+    """One run of a verb ("checkpoint", "restore", "suspend", "park", "resume") on one container.
 
     `id` is the caller's name for it, and `cancelled_by` the client that has cancelled it; both may be empty.
     """

@@ -206,6 +206,11 @@ class Config:
     work_root: Path = setting(
         Path("/var/lib/kybernate/work"), DIRECTORY, "scratch space and logs of checkpoints and restores"
     )
+    parking_root: Path = setting(
+        Path("/var/lib/kybernate/parked"),
+        DIRECTORY,
+        "where the VRAM of parked containers lies, encrypted, until they are woken: on a disk",
+    )
     log_file: Path | None = setting(
         None,
         OPTIONAL_PATH,

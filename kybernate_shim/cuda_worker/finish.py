@@ -28,6 +28,8 @@ def finish(
     """
     program.ask(Verb.CLOSE)  # behind what it was asked before
     record = memory.record(owner)
+    if record.parked:  # so all of it had been copied
+        return MoveAnswer()
     memory.learn(owner, record)  # a confirmation counts blocks as they are in the file: in this order from now on
     blocks = [*record.kept, *record.pending]
     states = {(block.index, block.address, block.size): block.state for block in program.blocks()}

@@ -116,6 +116,7 @@ def places(blocks: Iterable[Block], record: Record) -> list[Kept]:
         wanted = (block.index, block.address, block.size)
         if (place := kept.get(wanted)) is None:
             why = "they were never copied, and the process has released them" if wanted in pending else "they are lost"
+            why = f"they are parked in {record.parked}" if record.parked else why
             raise ControlUnusable(f"the bytes of block {block.index} are not in the arena: {why}")
         found.append(place)
     return found

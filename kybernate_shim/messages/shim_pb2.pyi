@@ -115,6 +115,22 @@ class Arena(_message.Message):
     reasons: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, asked: _Optional[bool] = ..., bytes: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ParkRequest(_message.Message):
+    __slots__ = ("id", "operation")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    operation: str
+    def __init__(self, id: _Optional[str] = ..., operation: _Optional[str] = ...) -> None: ...
+
+class ParkResponse(_message.Message):
+    __slots__ = ("steps", "parked_bytes")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    parked_bytes: int
+    def __init__(self, steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., parked_bytes: _Optional[int] = ...) -> None: ...
+
 class ResumeRequest(_message.Message):
     __slots__ = ("id", "timeout_ms", "room_timeout_ms", "operation")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -200,7 +216,7 @@ class StatusResponse(_message.Message):
     def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ("id", "state", "phase", "pid", "step", "done_bytes", "total_bytes", "seconds", "suspended", "cuda_pids", "gpu", "cuda", "note", "arena", "operation", "cancelling", "last", "earlier", "vram_bytes", "held_seconds", "restored_from")
+    __slots__ = ("id", "state", "phase", "pid", "step", "done_bytes", "total_bytes", "seconds", "suspended", "cuda_pids", "gpu", "cuda", "note", "arena", "operation", "cancelling", "last", "earlier", "vram_bytes", "parked_bytes", "held_seconds", "restored_from")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +236,7 @@ class Container(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     VRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     id: str
@@ -241,9 +258,10 @@ class Container(_message.Message):
     last: Ended
     earlier: _containers.RepeatedCompositeFieldContainer[Ended]
     vram_bytes: int
+    parked_bytes: int
     held_seconds: float
     restored_from: str
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., suspended: _Optional[bool] = ..., cuda_pids: _Optional[_Iterable[int]] = ..., gpu: _Optional[str] = ..., cuda: _Optional[_Iterable[_Union[CudaProcess, _Mapping]]] = ..., note: _Optional[str] = ..., arena: _Optional[_Union[Arena, _Mapping]] = ..., operation: _Optional[str] = ..., cancelling: _Optional[bool] = ..., last: _Optional[_Union[Ended, _Mapping]] = ..., earlier: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., vram_bytes: _Optional[int] = ..., held_seconds: _Optional[float] = ..., restored_from: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., suspended: _Optional[bool] = ..., cuda_pids: _Optional[_Iterable[int]] = ..., gpu: _Optional[str] = ..., cuda: _Optional[_Iterable[_Union[CudaProcess, _Mapping]]] = ..., note: _Optional[str] = ..., arena: _Optional[_Union[Arena, _Mapping]] = ..., operation: _Optional[str] = ..., cancelling: _Optional[bool] = ..., last: _Optional[_Union[Ended, _Mapping]] = ..., earlier: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., vram_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., held_seconds: _Optional[float] = ..., restored_from: _Optional[str] = ...) -> None: ...
 
 class CudaProcess(_message.Message):
     __slots__ = ("pid", "state")

@@ -194,6 +194,8 @@ class Container:
             if self._rootfs.mounts:
                 await self._rootfs.unmount()
                 step("unmounted")
+            if self.parked_bytes:
+                await asyncio.to_thread(self.operations().discard)
             turn_file(self.namespace, self.id).unlink(missing_ok=True)
             self.init.move("delete")
             return self.init
@@ -332,6 +334,13 @@ class Container:
             after(self.init.state, "suspend")
             return await self.operations().suspend(lock_seconds, operation)
 
+    async def park(self, *, operation: str = "") -> tuple[Left, Operation]:
+        """Move VRAM that is in host memory to the disk, until `unsuspend`. Once more is no error."""
+        self.gpu.require("park")
+        async with self.lock:
+            after(self.init.state, "park")
+            return await self.operations().park(operation)
+
     async def unsuspend(
         self, *, restore_seconds: float = 0, room_seconds: float = 0, operation: str = ""
     ) -> tuple[Left, Operation]:
@@ -359,7 +368,8 @@ class Container:
     @property
     def in_words(self) -> str:
         """What is true of the container now."""
-        gpu = {"suspended": ", its VRAM in host memory", "stuck": ", processes of it not back on their GPUs"}
+        away = "on the disk" if self.parked_bytes else "in host memory"
+        gpu = {"suspended": f", its VRAM {away}", "stuck": ", processes of it not back on their GPUs"}
         return f"container {self.id} is {self.init.state}{gpu.get(self.gpu.state, '')}"
 
     @property
@@ -374,8 +384,13 @@ class Container:
 
     @property
     def vram_bytes(self) -> int:
-        """How much VRAM its last suspend has moved into host memory, 0 where it is not suspended."""
+        """How much VRAM has left the GPUs by its last suspend, 0 where it is not suspended."""
         return self._operations.vram_bytes if self._operations is not None else 0
+
+    @property
+    def parked_bytes(self) -> int:
+        """How much of that is on the disk."""
+        return self._operations.parked_bytes if self._operations is not None else 0
 
     def announce(self, topic: str, **labels: str) -> None:
         """Publish an event of ours for those who follow containerd's; the agent looks at the container again."""

@@ -3,6 +3,8 @@
 The container's life cycle has a separate table (see lifecycle.py), and both have to allow a call. What the driver says
 of the processes is the truth; this is what the daemon is doing about it, and how it returns to it.
 
+A suspended container stays so while its VRAM is parked.
+
 "attached": the processes compute, as far as the daemon knows. "stuck": an operation could not bring all of them back.
 In the states that an operation is in, one ends the other only as the rows say: the rest is refused immediately, and
 does not wait behind it. A process that an exec starts in a suspended container computes; the next suspend includes it.
@@ -13,28 +15,30 @@ from __future__ import annotations
 from kybernate_shim.errors import Busy, Refused
 
 ALWAYS = ("exec", "kill", "delete")  # they change nothing here: a suspended container can be looked into, and ended
-BUSY = frozenset({"suspending", "resuming", "checkpointing", "restoring"})
+BUSY = frozenset({"suspending", "parking", "resuming", "checkpointing", "restoring"})
 STARTS = {
     "attached": {
         "suspend": "suspending", "resume": "resuming", "checkpoint": "checkpointing", "restore": "restoring",
         "pause": "attached", "unpause": "attached",
     },
     "suspended": {
-        "suspend": "suspending", "resume": "resuming", "checkpoint": "checkpointing",
+        "suspend": "suspending", "park": "parking", "resume": "resuming", "checkpoint": "checkpointing",
         "pause": "suspended", "unpause": "suspended",
     },
     "stuck": {"resume": "resuming", "pause": "stuck", "unpause": "stuck"},
-    "suspending": {}, "resuming": {}, "checkpointing": {}, "restoring": {},
+    "suspending": {}, "parking": {}, "resuming": {}, "checkpointing": {}, "restoring": {},
 }  # fmt: skip
 # What an operation leads to by its outcome; to the state before it where nothing is said.
 ENDS = {
     "suspending": {"done": "suspended", "not back": "stuck"},
+    "parking": {"done": "suspended"},
     "resuming": {"done": "attached", "nothing to do": "attached", "still away": "suspended", "not back": "stuck"},
     "checkpointing": {"still away": "suspended", "not back": "stuck"},
     "restoring": {"done": "attached"},
 }
 WORDS = {
     "suspending": "its VRAM is being offloaded",
+    "parking": "its VRAM is being moved to the disk",
     "resuming": "its VRAM is being reloaded",
     "checkpointing": "a checkpoint of it is being written",
     "restoring": "it is being restored",
@@ -62,6 +66,8 @@ class GpuStates:
                 f"cannot {call} container {self._id} now: {WORDS[self.state]}; try again when that has ended, which"
                 f" `kybernate status {self._id}` shows"
             )
+        if call == "park":
+            raise Refused(f"cannot park container {self._id}: it is not suspended, which parking begins with")
         raise Refused(
             f"cannot {call} container {self._id}: some of its processes are not back on their GPUs; `kybernate resume"
             f" {self._id}` retries that"

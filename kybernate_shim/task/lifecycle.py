@@ -18,12 +18,14 @@ MOVES: dict[str, dict[str, str]] = {
     "restorable": {"start": "running", "kill": "restorable", "exit": "stopped", "delete": "deleted"},
     "running": {
         "pause": "pausing", "exec": "running", "update": "running", "checkpoint": "running", "suspend": "running",
+        "park": "running",
         "hold": "held", "kill": "running", "exit": "stopped",
     },
     "held": {"release": "running", "update": "held", "kill": "held", "exit": "stopped"},
     "pausing": {"paused": "paused", "not paused": "running", "kill": "pausing", "exit": "stopped"},
     "paused": {
-        "resume": "running", "update": "paused", "checkpoint": "paused", "kill": "paused", "exit": "stopped",
+        "resume": "running", "update": "paused", "checkpoint": "paused", "park": "paused", "kill": "paused",
+        "exit": "stopped",
     },
     "stopped": {"delete": "deleted"},
     "deleted": {},

@@ -19,6 +19,7 @@ UNDONE = {
     "checkpoint": "there is no image, and the container is as before",
     "restore": "nothing is left of it",
     "suspend": "its processes keep running",
+    "park": "it stays suspended, its VRAM in host memory",
     "resume": "it stays suspended",
 }
 

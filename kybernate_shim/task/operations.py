@@ -1,4 +1,4 @@
-"""What happens to a container's state as a whole: checkpoint, restore, suspend, resume.
+"""What happens to a container's state as a whole: checkpoint, restore, suspend, park, resume.
 
 `Container` holds its lock and has checked its state when it calls. This module, and with it all that knows of CRIU and
 of GPUs, is loaded with the first operation of a daemon.
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kybernate_shim.checkpoint.dump import dump
@@ -43,7 +44,9 @@ EXIT_SECONDS = 5.0
 POLL_SECONDS = 0.01
 ABORTED_BY_KILL = ("checkpoint", "restore")  # the others end with the processes that they are about
 STARTED, ENDED = "/kybernate/shim/started", "/kybernate/shim/ended"  # topics of events about operations
-DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
+DONE = {
+    "checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "park": "parked", "resume": "resumed",
+}  # fmt: skip
 
 
 class Operations:
@@ -226,15 +229,28 @@ class Operations:
 
     @property
     def arena_use(self) -> ArenaUse | None:
-        """What of the container is in the arena by a suspend of ours."""
+        """What of the container is in the arena by a suspend of ours, and not parked."""
         left = self._gpus.suspended if self._gpus is not None else None
-        return left.arena_use if left is not None else None
+        if left is None or not left.parked:
+            return left.arena_use if left is not None else None
+        return replace(left.arena_use, bytes=max(0, left.arena_use.bytes - left.parked_bytes))
 
     @property
     def vram_bytes(self) -> int:
-        """VRAM in host memory by a suspend of ours."""
+        """VRAM that has left the GPUs by a suspend of ours."""
         left = self._gpus.suspended if self._gpus is not None else None
         return left.vram_bytes if left is not None else 0
+
+    @property
+    def parked_bytes(self) -> int:
+        """How much of that is on the disk."""
+        left = self._gpus.suspended if self._gpus is not None else None
+        return left.parked_bytes if left is not None else 0
+
+    def discard(self) -> None:
+        """Remove what is parked of a container that has ended. Blocks."""
+        if self._gpus is not None:
+            self._gpus.discard()
 
     async def _driver_pids(self) -> list[int]:
         """Return the processes that have loaded the CUDA driver, as the host sees them. Raises TimeoutError."""
@@ -251,6 +267,16 @@ class Operations:
             operation.fields = {"vram_bytes": left.vram_bytes, "arena_bytes": left.arena_use.bytes}
             if left.arena_use.reasons:
                 operation.fields["arena_reasons"] = left.arena_use.reasons
+            return left, operation
+
+    async def park(self, id: str = "") -> tuple[Left, Operation]:
+        """Move the VRAM of the suspended container from host memory to the disk, within the time of a checkpoint."""
+        with self._operating("park", id=id) as operation:
+            with self._of_the_living(operation):
+                async with operation.within(self._container.config.deadlines.checkpoint):
+                    left = await self._work.run(operation, self._accelerator().park(operation))
+            operation.vram_bytes = left.parked_bytes
+            operation.fields = {"parked_bytes": left.parked_bytes}
             return left, operation
 
     async def unsuspend(

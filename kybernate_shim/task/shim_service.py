@@ -25,6 +25,7 @@ class ShimService:
             "Checkpoint": Method(wire.CheckpointRequest, translated(self.checkpoint, self._tasks.log)),
             "Release": Method(wire.ReleaseRequest, translated(self.release, self._tasks.log)),
             "Suspend": Method(wire.SuspendRequest, translated(self.suspend, self._tasks.log)),
+            "Park": Method(wire.ParkRequest, translated(self.park, self._tasks.log)),
             "Resume": Method(wire.ResumeRequest, translated(self.resume, self._tasks.log)),
             "Cancel": Method(wire.CancelRequest, translated(self.cancel, self._tasks.log)),
             "Status": Method(wire.StatusRequest, translated(self.status, self._tasks.log)),
@@ -71,6 +72,18 @@ class ShimService:
             return wire.SuspendResponse(steps=steps_of(operation.steps), vram_bytes=left.vram_bytes, arena=arena)
 
         return await container.operations().requests.once(id, "suspend", request, work)
+
+    async def park(self, request: wire.ParkRequest) -> Message:
+        """Move the VRAM of a suspended container to the disk."""
+        from kybernate_shim.task.operation_messages import steps_of  # on use
+
+        container, id = self._tasks.container(request.id), operation_id(request.operation)
+
+        async def work() -> Message:
+            left, operation = await container.park(operation=id)
+            return wire.ParkResponse(steps=steps_of(operation.steps), parked_bytes=left.parked_bytes)
+
+        return await container.operations().requests.once(id, "park", request, work)
 
     async def resume(self, request: wire.ResumeRequest) -> Message:
         """Move it back."""
@@ -121,6 +134,7 @@ def _status(container: Container) -> wire.Container:
         suspended=container.suspended,
         gpu=container.gpu.state,
         vram_bytes=container.vram_bytes,
+        parked_bytes=container.parked_bytes,
         held_seconds=container.held_seconds,
         restored_from=str(container.image.path) if container.image is not None else "",
     )

@@ -1,4 +1,4 @@
-"""The audit log: one line of JSON for each checkpoint, restore, suspend, resume and import, allowed or not.
+"""The audit log: one line of JSON for each checkpoint, restore, suspend, park, resume and import, allowed or not.
 
 A line says who configured the container, who made the call, which image it was about, and what became of it. Nothing
 that a pod's author chooses can end a line or begin one: every value is a JSON string in ASCII.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kybernate_shim.logs import Log
 
 Verb = Literal[
-    "checkpoint", "release", "restore", "suspend", "resume", "import",
+    "checkpoint", "release", "restore", "suspend", "park", "resume", "import",
     # of the node agent alone
     "swap", "wake", "sleep", "copy", "evict", "cancel", "pin", "label", "verify", "delete", "export", "send",
 ]  # fmt: skip

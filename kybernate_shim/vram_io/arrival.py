@@ -38,7 +38,7 @@ from kybernate_shim import bounded_json
 from kybernate_shim.linux import futex
 from kybernate_shim.linux.locks import lock_open
 from kybernate_shim.linux.plain_files import open_plain
-from kybernate_shim.vram_io import digest, files
+from kybernate_shim.vram_io import digest, files, sealed
 from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.image_files import ARRIVAL
 
@@ -334,6 +334,10 @@ class ArrivingFile(files.RegionFile):
 def reading(path: Path, how: CopyOptions) -> Iterator[files.RegionFile]:
     """Do as files.reading; where the image is arriving, what was not there yet is waited for. Raises VramError."""
     arrival = how.arrival
+    if how.key:
+        with sealed.reading(path, how.key) as file:
+            yield file
+        return
     if arrival is None:
         with files.reading(path, how.direct) as file:
             yield file

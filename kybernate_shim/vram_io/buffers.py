@@ -26,21 +26,26 @@ class Buffer:
 
     def data_runs(self, size: int) -> list[tuple[int, int]]:
         """Return what is not zero in the first `size` bytes: (offset, length) in whole blocks, neighbours joined."""
-        # Held by name: of threads that come first at the same time, all but one have a block that no other name keeps.
-        compare, zeros = _memcmp(), _zeros()
-        runs: list[tuple[int, int]] = []
-        for offset in range(0, size, BLOCK_BYTES):
-            length = min(BLOCK_BYTES, size - offset)
-            if compare(self.address + offset, zeros.address, length):
-                if runs and sum(runs[-1]) == offset:
-                    runs[-1] = (runs[-1][0], runs[-1][1] + length)
-                else:
-                    runs.append((offset, length))
-        return runs
+        return data_runs(self.address, size)
 
     def close(self) -> None:
         """Release the memory; it is unmapped with its last view, which an error on its way up may still hold."""
         del self._anchor, self.view, self._map
+
+
+def data_runs(address: int, size: int) -> list[tuple[int, int]]:
+    """Return what is not zero of `size` bytes of our own memory: as Buffer.data_runs does."""
+    # Held by name: of threads that come first at the same time, all but one have a block that no other name keeps.
+    compare, zeros = _memcmp(), _zeros()
+    runs: list[tuple[int, int]] = []
+    for offset in range(0, size, BLOCK_BYTES):
+        length = min(BLOCK_BYTES, size - offset)
+        if compare(address + offset, zeros.address, length):
+            if runs and sum(runs[-1]) == offset:
+                runs[-1] = (runs[-1][0], runs[-1][1] + length)
+            else:
+                runs.append((offset, length))
+    return runs
 
 
 class _Zeros:

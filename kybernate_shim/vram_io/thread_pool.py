@@ -32,7 +32,7 @@ class CopyOptions:
     and are not in memory anyway). `on_progress` gets the bytes done so far, holes included, from changing threads but
     one call at a time, never a smaller number; it must be quick. Setting `cancel` ends the transfer within a piece.
     New files in memory come from `pool`, as far as it has any. `digest` is the kind of digest of new files.
-    With an `arrival`, what is read is waited for.
+    With an `arrival`, what is read is waited for; with a `key`, files are encrypted (see `sealed`).
     """
 
     threads: int = field(default_factory=_default_threads)
@@ -43,6 +43,7 @@ class CopyOptions:
     pool: Path | None = None
     digest: str = KIND
     arrival: Arrival | None = None
+    key: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.piece_bytes < BLOCK_BYTES or self.piece_bytes % BLOCK_BYTES:

@@ -1,7 +1,7 @@
 """The arena's part of a checkpoint image: a file for each process, with the bytes of all its blocks in order.
 
 For the process that moves VRAM bytes, in parallel with CRIU: `hold` before and `save` during CRIU's dump, `claim`
-before and `load` during its restore.
+before and `load` during its restore. What is parked takes the same way, without CRIU.
 CRIU may end the process that the bytes are of, and the process that they are for does not exist yet. So meanwhile they
 belong to the process that moves them, and are free again should that process end.
 """
@@ -179,7 +179,7 @@ def _load(
         def leaf(offset: int, data: memoryview) -> None:
             # Zeros are written, too, but for the holes: what the arena has there may be another process's.
             (start, _), *more = places = list(layout.parts(offset, data))
-            if start != HOLE and not more:  # as for most: then no byte is copied twice
+            if start != HOLE and not more and not how.key:  # as for most: then no byte is copied twice
                 data, places = arena.view[start : start + len(data)], []
             file.read(offset, data)
             tree.add(offset, data)

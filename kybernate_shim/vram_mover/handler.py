@@ -331,7 +331,7 @@ class MoverJobHandler:
         if files.arriving and self._arrival is None:
             self._arrival = arrival_in(files.directory)
         arrival = self._arrival if files.arriving else None
-        return replace(how, pool=files.pool, digest=files.digest, arrival=arrival)
+        return replace(how, pool=files.pool, digest=files.digest, arrival=arrival, key=files.key)
 
     def _await(self, saved: Sequence[SavedRegion], how: CopyOptions) -> None:
         """Wait until files are there that are to be mapped: the process would find zeros in place of what is not."""

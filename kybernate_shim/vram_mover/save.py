@@ -15,7 +15,7 @@ from pathlib import Path
 from kybernate_shim.linux.process_memory import Region
 from kybernate_shim.linux.ptrace.seized import SeizedProcess, drop_pages_of
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
-from kybernate_shim.vram_io import files, image_pool, thread_pool
+from kybernate_shim.vram_io import files, image_pool, sealed, thread_pool
 from kybernate_shim.vram_io.buffers import Buffer
 from kybernate_shim.vram_io.digest import Tree
 from kybernate_shim.vram_io.errors import DataPathRefused
@@ -135,6 +135,8 @@ def _save_piece(pid: int, piece: Piece[_Saving], buffer: Buffer) -> None:
 
 def create(path: Path, size: int, how: CopyOptions) -> AbstractContextManager[files.RegionFile]:
     """Open a new file of so many bytes for `store`, made of memory of the pool where there is some."""
+    if how.key:
+        return sealed.writing(path, size, how.key)
     filled = image_pool.take(how.pool, path, size)
     return files.writing(path, size, how.direct, how.threads, filled=filled)
 

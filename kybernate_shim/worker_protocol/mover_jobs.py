@@ -40,7 +40,7 @@ class ImageFiles(msgspec.Struct, frozen=True):
     """Where files of an image are, and how bytes get there: by so many threads (0: as many as are sensible).
 
     New ones are made of memory of the `pool`, where that has some, and get a digest of this kind. Where the image is
-    `arriving`, what is read is waited for.
+    `arriving`, what is read is waited for. With a `key`, they are encrypted.
     """
 
     directory: Path
@@ -48,6 +48,7 @@ class ImageFiles(msgspec.Struct, frozen=True):
     pool: Path | None = None
     digest: str = KIND
     arriving: bool = False
+    key: bytes = b""
 
 
 class Dropping(Message, frozen=True):

@@ -10,7 +10,9 @@ from kybernate.messages import agent_pb2 as api
 from kybernate.node.lookup import LIVE, STARTED
 from kybernate_shim.oci.annotations import RESTORE_FROM
 
-DONE = {"checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "resume": "resumed"}
+DONE = {
+    "checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "park": "parked", "resume": "resumed",
+}  # fmt: skip
 LONG = {"checkpoint": "to", "restore": "from"}
 STATES = {"suspend": "suspended", "resume": "attached"}  # of the GPU memory, that an operation leads to
 

@@ -119,6 +119,7 @@ def message_of(
         operation=status.operation or status.phase,  # one that no caller has named has its verb alone
         vram_bytes=status.vram_bytes,
         arena_bytes=status.arena.bytes,
+        parked_bytes=status.parked_bytes,
         note=status.note[:LONGEST_TEXT],
         problem=reported.problem[:LONGEST_TEXT],
         sandbox=container.sandbox,

@@ -103,7 +103,7 @@ def _reads(operation: Operation, row: ImageRow) -> bool:
 def suspended_states(containers: Iterable[wire.Container], since: Mapping[str, float]) -> tuple[SuspendedState, ...]:
     """Return the containers whose VRAM is in host memory; `since` says when each was seen like that first.
 
-    A container of a pod is not parked: kubelet would start it again from nothing.
+    One of a pod keeps its processes, for kubelet would start it again from nothing: what it has in the arena is parked.
     """
     return tuple(
         SuspendedState(
@@ -111,8 +111,8 @@ def suspended_states(containers: Iterable[wire.Container], since: Mapping[str, f
             container=one.id,
             workload=one.workload,
             since=since.get(f"{one.namespace}/{one.id}", 0.0),
-            bytes=one.vram_bytes,
-            parkable=not one.pod and not one.operation,
+            bytes=one.arena_bytes if one.pod else one.vram_bytes,
+            parkable=not one.operation and not one.parked_bytes and (not one.pod or one.arena_bytes > 0),
         )
         for one in containers
         if one.gpu == SUSPENDED

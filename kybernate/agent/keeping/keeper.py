@@ -34,6 +34,7 @@ from kybernate.verbs.checkpoint import Checkpoint
 from kybernate.verbs.copy import Copy as CopyImage
 from kybernate.verbs.evict import Evict as EvictImage
 from kybernate.verbs.model import FINAL, Arguments, State, Submission
+from kybernate.verbs.park import Park as ParkContainer
 
 FIRST_SECONDS: Final = 300.0  # between the first two attempts at the same thing
 LONGEST_SECONDS: Final = 6 * 3600.0  # between any two
@@ -206,8 +207,10 @@ class Keeper:
                 name = await asyncio.to_thread(self._named, action)
                 return EvictImage(name, action.tier), reason
             case Park():
-                namespace = self._namespace_of(action)
-                return Checkpoint(action.container, namespace, exit=True), {**reason, PARKED: action.container}
+                one = self._container_of(action)
+                if one.pod:
+                    return ParkContainer(one.id, one.namespace), reason
+                return Checkpoint(one.id, one.namespace, exit=True), {**reason, PARKED: one.id}
 
     def _named(self, action: Copy | Evict) -> str:
         """Return the place of the copy that is moved: an id may be that of several. Raises Failure."""
@@ -217,10 +220,10 @@ class Keeper:
         places = [one.place for one in row.replicas if gather.tier_of(one, self._node, roots) == tier]
         return min(places, default=action.image.id)
 
-    def _namespace_of(self, action: Park) -> str:
-        """Return containerd's namespace of a container; the policy knows Kubernetes' only."""
-        found = (one.namespace for one in self._hub.objects("container") if one.id == action.container)
-        return next(found, "")
+    def _container_of(self, action: Park) -> wire.Container:
+        """Return a container with containerd's namespace; the policy knows Kubernetes' only."""
+        found = (one for one in self._hub.objects("container") if one.id == action.container)
+        return next(found, wire.Container(id=action.container))
 
     async def _delete(self, action: Delete) -> None:
         """Remove an image from all tiers, the slowest last, so that what is left in between is a whole image.

@@ -13,6 +13,7 @@ from kybernate.agent.seats.claims import Key
 from kybernate.agent.seats.former import AT_WORK
 from kybernate.node.failure import Failure, Refused
 from kybernate.verbs.model import SEAT, Operation, State, Submission
+from kybernate.verbs.park import Park
 from kybernate.verbs.swap import Swap
 from kybernate.verbs.verb import Verb
 from kybernate.verbs.wake import Sleep, Wake
@@ -59,8 +60,8 @@ class Acting:
         return await self.wake(seat, key) if left.succeeded else left
 
     async def park(self, seat: str, key: Key) -> Outcome:
-        """Move a suspended container's VRAM below host memory, for which there is no verb yet."""
-        return Outcome(False, "this release has no tier below host memory for a container that keeps running")
+        """Move a suspended container's VRAM below host memory."""
+        return await self._done(seat, Park(key[1], key[0]))
 
     async def ended(self, operation: str) -> Outcome:
         """Wait for the end of an operation that another caller has begun."""

@@ -444,7 +444,10 @@ class Arbiter:
         if container is None or seat.status not in (Status.WAKING, Status.SUSPENDING, Status.PARKING):
             return
         away = container.gpu == "suspended" or self._holds_nothing(key)
-        reached = {Status.WAKING: container.gpu in ("attached", ""), Status.SUSPENDING: away}
+        reached = {
+            Status.WAKING: container.gpu in ("attached", ""), Status.SUSPENDING: away,
+            Status.PARKING: container.parked_bytes > 0,
+        }  # fmt: skip
         kept = self._kept.setdefault(key, _Kept())
         if outcome.succeeded or (not outcome.succeeded and reached.get(seat.status, False) and container.state in LIVE):
             found = done(seat, now)

@@ -20,6 +20,7 @@ from kybernate_shim.sizes import mib
 
 LEAVING, COMING = frozenset({"suspending"}), frozenset({"resuming", "restoring"})
 KEPT = frozenset({Status.SUSPENDED, Status.PARKED, Status.FAILED})  # what the shim knows as suspended
+PARKING = "parking"
 CONTEXT_BYTES = 2 << 30  # what contexts of a container's processes may take of a GPU beyond what it has declared
 AT_THE_GATE = frozenset({"start", "operation"})  # causes of requests that last as long as what waits does
 
@@ -74,6 +75,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         may_share=known.may_share and not exceeds(claim, held),
         busy=seen.busy,
         idle_since=now if seen.busy else known.idle_since,
+        parkable=container.arena_bytes > 0,
         overlaps=_overlaps(seen, held),
         stands_by_for=seen.stands_by_for,
         lost=container.gpu == "stuck",
@@ -114,7 +116,10 @@ def status_of(seen: Seen, before: Status | None, held: int, *, acting: bool) -> 
     if container.gpu == "suspended" and seen.takes:
         return Status.WAKING  # its room is claimed, however old the report is by which it was let in
     if container.gpu == "suspended":
-        return before if before in KEPT and before is not None else Status.SUSPENDED
+        there = Status.PARKED if container.parked_bytes else Status.SUSPENDED
+        return Status.FAILED if before == Status.FAILED else there
+    if container.gpu == PARKING:
+        return Status.PARKING
     if container.gpu in LEAVING:
         return Status.SUSPENDING
     if container.gpu in COMING:

@@ -115,7 +115,7 @@ class ImageState:
 
 @dataclass(frozen=True)
 class SuspendedState:
-    """A container whose VRAM is in the arena. `parkable`: it may be checkpointed from there and ended."""
+    """A container whose VRAM is in host memory, `bytes` that go to the disk where it is parked, if it is `parkable`."""
 
     namespace: str
     container: str
@@ -251,7 +251,7 @@ class Evict:
 
 @dataclass(frozen=True)
 class Park:
-    """Checkpoint a suspended container from the arena to disk, without its GPU, and end it."""
+    """Move what a suspended container has in host memory to the disk: one without a pod is checkpointed and ended."""
 
     namespace: str
     container: str

@@ -21,6 +21,7 @@ from kybernate_shim.checkpoint.gpu.errors import NothingToResume
 from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
 from kybernate_shim.checkpoint.gpu.leaving import Leaving
 from kybernate_shim.checkpoint.gpu.left import Left, joined
+from kybernate_shim.checkpoint.gpu.parking import bring_back, park
 from kybernate_shim.checkpoint.gpu.room import ahead, ahead_in_room, arriving_room, await_room, bytes_on, needs
 from kybernate_shim.checkpoint.gpu.usage import inner_pid
 from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload, prefaulted
@@ -65,6 +66,7 @@ class CudaAccelerator:
         Raises Refused with the container as it was, and NotBack when it could not be brought
         back in the end. A container that was suspended before stays so.
         """
+        await self._unpark(operation)
         digest = STRONG if strong else KIND
         way = VramOffload(self._gpus.target.children, self._gpus.settings, self._gpus.log, digest)
         async with self._gpus.helper() as helper, aclosing(way):
@@ -116,6 +118,36 @@ class CudaAccelerator:
             raise Refused(f"no process of container {self._gpus.target.id} holds CUDA state")
         return left
 
+    async def park(self, operation: Operation) -> Left:
+        """Move what the arena has of a suspended container to the disk, until `resume`; again is no error.
+
+        Raises Refused, with the container suspended as it was.
+        """
+        left = self._gpus.suspended
+        if left is None:
+            raise Refused(f"container {self._gpus.target.id} is not suspended, which parking begins with")
+        parked = await park(self._gpus.target, left.pids, operation)
+        if parked is not None:
+            left.parked.append(parked)
+        elif not left.parked:
+            raise Refused(
+                f"container {self._gpus.target.id} has no VRAM in the arena, and nothing else is parked; it stays"
+                " suspended. `kybernate suspend` says why it has none there, `gpu.arena` and kybernate.io/arena give it"
+            )
+        return left
+
+    async def _unpark(self, operation: Operation) -> None:
+        """Have in host memory again what is parked. Raises Refused, with the rest parked as before."""
+        left = self._gpus.suspended
+        while left is not None and left.parked:
+            await bring_back(self._gpus.target, left.parked[-1], operation)
+            left.parked.pop()
+
+    def discard(self) -> None:
+        """Remove what is parked of processes that have ended. Blocks."""
+        for parked in self._gpus.suspended.parked if self._gpus.suspended is not None else ():
+            parked.remove()
+
     async def resume(self, operation: Operation, *, restore_seconds: float = 0, room_seconds: float = 0) -> Left:
         """Bring back every process that waits for its GPU, by whatever means it was taken off.
 
@@ -133,6 +165,7 @@ class CudaAccelerator:
             if not waiting:
                 self._gpus.suspended = None  # another client has brought them back, or they have ended
                 raise NothingToResume(f"no process of container {self._gpus.target.id} waits for its GPU")
+            await self._unpark(operation)
             left = self._gpus.suspended or Left(pids=[process.pid for process in waiting])
             left.pids = [process.pid for process in waiting]
             limits = replace(self._gpus.limits, restore=restore_seconds or self._gpus.limits.restore)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kybernate_shim.checkpoint.gpu.arena import ArenaOffload
 from kybernate_shim.checkpoint.gpu.inherited import InheritedRelease
+from kybernate_shim.checkpoint.gpu.parking import Parked
 from kybernate_shim.checkpoint.gpu.usage import GpuUsage
 from kybernate_shim.checkpoint.gpu.vram import BytesLost, VramOffload
 from kybernate_shim.checkpoint.image.manifest import (
@@ -34,13 +35,17 @@ class ArenaUse:
 
 @dataclass
 class Left:
-    """What has left its GPUs. Set `gone` where the processes have ended, so that none is brought back."""
+    """What has left its GPUs. Set `gone` where the processes have ended, so that none is brought back.
+
+    `parked` is what of it is on the disk.
+    """
 
     usage: GpuUsage = field(default_factory=GpuUsage)
     visible_gpus: tuple[str, ...] = ()
     pids: Sequence[int] = ()
     gone: bool = False
     arena_use: ArenaUse = ArenaUse()
+    parked: list[Parked] = field(default_factory=list)
     way: VramOffload | None = None
     away: ArenaOffload | None = None
     inheritance: InheritedRelease | None = None
@@ -117,10 +122,14 @@ class Left:
     def vram_bytes(self) -> int:
         return self.usage.vram_bytes
 
+    @property
+    def parked_bytes(self) -> int:
+        return sum(one.bytes for one in self.parked)
+
 
 def joined(first: Left | None, second: Left) -> Left:
     if first is None:
         return second
     pids, one, two = [*first.pids, *second.pids], first.arena_use, second.arena_use
     use = ArenaUse(one.asked or two.asked, one.bytes + two.bytes, (*one.reasons, *two.reasons))
-    return Left(second.usage, second.visible_gpus, pids, arena_use=use)
+    return Left(second.usage, second.visible_gpus, pids, arena_use=use, parked=first.parked)

@@ -389,3 +389,37 @@ def test_account_that_needs_its_share_drops_its_own_copies_first(halves: Memory)
     assert halves.copies(old).kept == []
     assert halves.copies(neighbour).kept != []
     assert halves.holders() == {"pod 0": 5 * GRAIN}
+
+
+def test_what_is_parked_takes_no_room_and_may_not_be_read(memory: Memory, me: ArenaOwner, tmp_path: Path) -> None:
+    other = ArenaOwner.of(os.getppid())
+    update = memory.claim(me, [(0, 0x1000, 3 * GRAIN), (4, 0x2000, GRAIN)])
+    with pytest.raises(ArenaIncomplete, match="never copied"):  # only what is whole
+        memory.park(me, tmp_path / "there")
+    memory.confirm(me, update.kept)
+    memory.park(me, tmp_path / "there")
+    assert memory.free() == SIZE
+    assert memory.parked() == {str(tmp_path / "there")}
+    record = memory.record(me)
+    assert (record.kept, sum(one.size for one in record.pending)) == ([], 4 * GRAIN)
+    with pytest.raises(ArenaIncomplete, match=r"is parked in .*there"):
+        memory.share(other, [me])
+    with pytest.raises(ArenaIncomplete):
+        memory.park(me, tmp_path / "again")
+
+    filled = memory.claim(other, [(0, 0x1000, 3 * GRAIN), (4, 0x2000, GRAIN)]).kept
+    memory.confirm(other, filled)
+    memory.hand_over(other, {me: filled})
+    assert memory.kept(me) == filled
+    assert memory.parked() == set()
+    assert memory.free() == SIZE - 4 * GRAIN
+
+
+def test_process_that_has_ended_has_nothing_parked(memory: Memory, tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as child:
+        owner = ArenaOwner.of(child.pid)
+        memory.confirm(owner, memory.claim(owner, [(0, 0x1000, GRAIN)]).kept)
+        memory.park(owner, tmp_path / "there")
+        assert memory.parked()
+        child.kill()
+    assert not memory.parked()

@@ -94,6 +94,7 @@ def test_status_as_json(node: Node) -> None:
         "held_seconds": 0.0,
         "pid": 11,
         "gpu": "",
+        "parked_bytes": 0,
         "cuda_pids": [],
         "cuda": [],
         "arena": None,

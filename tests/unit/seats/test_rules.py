@@ -171,6 +171,7 @@ def test_ram_pressure_parks_the_coldest() -> None:
     assert shown(warm, cold, ram_free_bytes=3 * GIB) == ["park cold"]
     assert shown(warm, cold, ram_free_bytes=5 * GIB) == []
     assert shown(warm, replace(cold, status=Status.PARKING), ram_free_bytes=3 * GIB) == []
+    assert shown(warm, replace(cold, parkable=False), ram_free_bytes=3 * GIB) == ["park warm"]
 
 
 def test_a_suspend_needs_room_in_ram_first() -> None:
@@ -181,6 +182,13 @@ def test_a_suspend_needs_room_in_ram_first() -> None:
 
 def test_a_parked_seat_wakes() -> None:
     assert shown(waiting("a", status=Status.PARKED)) == ["wake a"]
+
+
+def test_a_parked_seat_comes_through_host_memory() -> None:
+    parked, cold = waiting("a", status=Status.PARKED, need_bytes=20 * GIB), seat("cold", 1, need_bytes=30 * GIB)
+    assert shown(parked, cold, ram_free_bytes=10 * GIB) == ["park cold"]
+    assert shown(parked, cold, ram_free_bytes=24 * GIB) == ["wake a"]
+    assert shown(parked, ram_free_bytes=10 * GIB) == ["wake a"]  # nothing makes room: the shim decides
 
 
 def test_room_counts_once_nvml_shows_it() -> None:

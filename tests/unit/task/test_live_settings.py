@@ -39,6 +39,7 @@ OTHER: dict[str, str] = {
     "hook_mounts": '["/other"]',
     "key_directory": '"/other"',
     "shared_key": '"/other"',
+    "parking_root": '"/other"',
     "work_root": '"/other"',
     "log_file": '"/other"',
     "audit_log": '"/other"',

@@ -322,3 +322,37 @@ def test_blocks_that_no_process_can_have_are_refused(
     with pytest.raises(VramError, match=r"file (has blocks that no process can have|does not consist of blocks)"):
         arena_files.claim(memory, [ArenaFile(1, "file", size, 0, "", tuple(ArenaBlock(*block) for block in blocks))])
     assert memory.free() == SIZE
+
+
+def test_sealed_file_is_the_same_to_who_has_the_key_alone(memory: Memory, process: int, tmp_path: Path) -> None:
+    owner = ArenaOwner.of(process)
+    half = PieceHashes(bytes(2 * MARK), b"\1\0")  # its second piece is zeros, and a hole
+    looks = [half, *(PieceHashes(bytes(size // GRAIN * MARK), b"\1" * (size // GRAIN)) for _, _, size in SIZES[1:])]
+    kept = memory.update(owner, SIZES, looks).kept
+    content = os.urandom(SIZE)
+    memory.file.write_bytes(content)
+    memory.confirm(owner, kept)
+    key = CopyOptions(threads=2, key=os.urandom(32))
+    held = arena_files.hold(memory, [process])[process]
+    saved = arena_files.save(memory, held, tmp_path / "file", key, pid=process)
+    arena_files.let_go(memory)
+    written = (tmp_path / "file").read_bytes()
+    assert (len(written), saved.data_bytes) == (TOTAL, TOTAL - GRAIN)
+    plain = b"".join(
+        content[one.start : one.end] if not one.is_hole else bytes(one.size) for block in kept for one in block.extents
+    )
+    assert written[GRAIN : 2 * GRAIN] == bytes(GRAIN)
+    for at in range(0, TOTAL, 4096):
+        assert plain[at : at + 4096] == bytes(4096) or plain[at : at + 4096] != written[at : at + 4096]
+
+    memory.file.write_bytes(b"x" * SIZE)
+    (share,) = loaded(memory, [saved], tmp_path, key)
+    now = memory.file.read_bytes()
+    back = b"".join(
+        now[one.start : one.end] if not one.is_hole else bytes(one.size) for block in share for one in block.extents
+    )
+    assert back == plain
+    with pytest.raises(VramError, match=r"does not hold|zeros"):
+        loaded(memory, [saved], tmp_path, replace(key, key=os.urandom(32)))
+    with pytest.raises(VramError, match=r"does not hold|zeros"):
+        loaded(memory, [saved], tmp_path, TWO)
