@@ -1,4 +1,4 @@
-"""Files that nobody reads without a key, which is in memory alone: AES-256 in counter mode, by their offset.
+"""Files that cannot be read without a key, which is in memory alone: AES-256 in counter mode, by their offset.
 
 A file has the size of what is in it, and holes where that is zero, in blocks of BLOCK_BYTES at multiples of it: those
 are the units of reading and writing. That it is what was written is for its digest to say, which is one of the plain
