@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kybernate_shim.cuda_helper.node_arena import IDLE_SECONDS
@@ -20,6 +21,7 @@ from tests import users
 from tests.gpu.machine import IMAGE, Machine, mounts
 from tests.gpu.nvidia import SHOWN, Toolkit, by_runtime
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 PAYLOAD = Path(__file__).with_name("payload.py")
 FOR_USERS = "/payload"
 START_SECONDS = 120
@@ -221,6 +223,30 @@ def suspend_and_resume(bench: Bench) -> None:
             one.computes_on()
 
 
+def parks(bench: Bench) -> None:
+    """What is suspended goes to the disk and comes back, twice; nothing where there is no arena.
+
+    It lies next to the checkout: on a node beside others, /var/lib/kybernate is in memory.
+    """
+    if not bench.arena:
+        return
+    name, settings = "parks", Path("/etc/kybernate/shim.toml")
+    with TemporaryDirectory(dir=CHECKOUT / "build") as place, container(bench, name, *bench.payload("one")) as one:
+        before = settings.read_text()
+        settings.write_text(f'parking_root = "{place}"\n{before}')
+        for _ in range(2):
+            bench.note(name, json.loads(bench.kybernate("suspend", name, "--json"))["steps"])
+            began = time.monotonic()
+            bench.kybernate("park", name)
+            size = sum(path.stat().st_size for path in Path(place).rglob("*.bin"))
+            bench.rows.append((name, "whole park", time.monotonic() - began, size))
+            assert size >= bench.mib << 20, size
+            bench.note(name, json.loads(bench.kybernate("resume", name, "--json"))["steps"])
+            one.computes_on()
+            assert not any(Path(place).iterdir())
+        settings.write_text(before)
+
+
 def two_processes(bench: Bench) -> None:
     name, image = "two-processes", bench.images / "two"
     with container(bench, name, *bench.payload("two"), programs=2) as one:
@@ -402,6 +428,6 @@ def nccl_restored(bench: Bench) -> None:
     shutil.rmtree(image)
 
 
-ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, two_processes, two_of_a_pod, as_user)
+ONE_GPU = (exit_and_restore, leave_running, suspend_and_resume, parks, two_processes, two_of_a_pod, as_user)
 BY_NVIDIA = (driver_is_given,)
 TWO_GPUS = (move, nccl_refused, nccl_restored)
