@@ -226,7 +226,7 @@ def suspend_and_resume(bench: Bench) -> None:
 def parks(bench: Bench) -> None:
     """What is suspended goes to the disk and comes back, twice; nothing where there is no arena.
 
-    It lies next to the checkout: on a node beside others, /var/lib/kybernate is in memory.
+    The directory is one of the checkout's, for `tests/gpu/beside` has /var/lib/kybernate in memory.
     """
     if not bench.arena:
         return

@@ -40,7 +40,7 @@ ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 MOST_NODES, DEFAULT_RUNTIMES = 3, ("runc", "kybernate")
-KEPT = ("TERM", "NODES", "DEFAULT_RUNTIME")
+KEPT = ("TERM", "NODES", "DEFAULT_RUNTIME", "KYBERNATE_SCALE")
 EPILOG = """
 The first run of a lane builds its root from Debian's packages, which takes some minutes; later ones start in seconds.
 
@@ -51,6 +51,7 @@ environment:
   KYBERNATE_LAB_PROGRAMS   further sets of programs, such as seaweedfs,versity (none)
   KYBERNATE_LAB_LOG_LEVEL  of containerd (info)
   NODES, DEFAULT_RUNTIME   of a cluster, as --nodes and --default-runtime
+  KYBERNATE_SCALE          "full": tests that have a larger form take it
 
 in the node:
   /src                     this checkout, read-only; /src/build is writable and stays

@@ -30,6 +30,8 @@ from kybernate.store.tiers.peer import PeerTier
 from kybernate.store.tiers.tier import Tier
 from kybernate.verbs.copy import Copy
 from kybernate.verbs.evict import Evict
+from kybernate_shim.arena.memory import Memory
+from kybernate_shim.arena.parked import clear
 
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent
@@ -117,12 +119,15 @@ class Images(Part):
         return f"{known.pod_namespace}/{known.workload}" if known and known.workload else ""
 
     def _remove_left(self) -> None:
-        """Remove what an agent that was killed has left of images that arrived."""
+        """Remove what an agent that was killed has left of images that arrived, and shims of what was parked."""
+        config, log = self._agent.config(), self._agent.log
         remove_left()
-        for directory in remove_all_left(self._agent.config().checkpoint_root):
-            self._agent.log.warning(
-                "image.not_fetched", path=str(directory), error="the agent that brought it was killed"
-            )
+        for directory in remove_all_left(config.checkpoint_root):
+            log.warning("image.not_fetched", path=str(directory), error="the agent that brought it was killed")
+        try:
+            clear(config.parking_root, Memory(config.gpu.arena))
+        except OSError as error:
+            log.warning("parked.not_cleared", path=str(config.parking_root), error=str(error))
 
     async def _look_at_store(self) -> None:
         """Take over what other nodes put into the object store, and remove from it."""

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import mkdtemp
 
 from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
+from kybernate_shim.arena.parked import new_directory
 from kybernate_shim.arena.records import Record
 from kybernate_shim.checkpoint.image.store import require_space
 from kybernate_shim.checkpoint.operation import Operation
@@ -28,7 +28,7 @@ from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.mover_client import vram_mover
 from kybernate_shim.linux.atomic_write import sync
-from kybernate_shim.linux.locks import held, lock_directory, try_lock_directory
+from kybernate_shim.linux.locks import held
 from kybernate_shim.linux.private_files import make_directory
 from kybernate_shim.linux.threads import to_the_end
 from kybernate_shim.sizes import NO_NODE, mib
@@ -156,35 +156,12 @@ def _records(memory: Memory, pids: Sequence[int]) -> Iterator[tuple[int, Record]
 
 
 def _directory_for(target: Target, memory: Memory) -> tuple[Path, int]:
-    """Make a directory for what is parked now, with its lock, and remove what ended containers have left.
-
-    Raises OSError and Refused.
-    """
+    """Make a directory for what is parked now, with its lock. Raises OSError and Refused."""
     root = target.config.parking_root
     make_directory(root)
     if lies_in_memory(root):
         raise Refused(f"{root} is in memory, which nothing is gained by: parking_root names a directory on a disk")
-    with held(lock_directory(root)):
-        _clear(root, memory)
-        directory = Path(mkdtemp(prefix=f"{target.namespace}.{target.id}.", dir=root))
-        return directory, lock_directory(directory)
-
-
-def clear(root: Path) -> None:
-    """Remove the directories that no living process has bytes in, and that no daemon fills just now. Blocks.
-
-    Raises OSError.
-    """
-    if root.is_dir():
-        with held(lock_directory(root)):
-            _clear(root, Memory(0))
-
-
-def _clear(root: Path, memory: Memory) -> None:
-    for directory in root.iterdir():
-        with suppress(OSError), held(try_lock_directory(directory)) as free:
-            if free and str(directory) not in memory.parked():
-                shutil.rmtree(directory, ignore_errors=True)
+    return new_directory(root, memory, f"{target.namespace}.{target.id}.")
 
 
 def _stays(target: Target) -> str:

@@ -29,6 +29,7 @@ from tests.system.proxy_process import ProxyProcess, free_port, running
 
 FULL = os.environ.get("KYBERNATE_SCALE") == "full"
 SECONDS = 60 if FULL else 12  # of each victim
+pytestmark = pytest.mark.timeout(900 if FULL else 240)
 RATES = {"busy": 200.0, "sleepy": 2.0} if FULL else {"busy": 100.0, "sleepy": 2.0}
 MODEL = "retry_after: 1s, queue: {count: 100000}"  # room for what comes while a busy machine restores
 AT_WORK = frozenset({"RUNNING", "PAUSED"})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate_shim.arena import banks
+from kybernate_shim.arena import banks, parked
 from kybernate_shim.arena import memory as arena
 from kybernate_shim.arena.banks import Bank
 from kybernate_shim.arena.errors import ArenaIncomplete
@@ -423,3 +423,18 @@ def test_process_that_has_ended_has_nothing_parked(memory: Memory, tmp_path: Pat
         assert memory.parked()
         child.kill()
     assert not memory.parked()
+
+
+def test_directories_of_the_ended_are_removed_and_no_others(memory: Memory, me: ArenaOwner, tmp_path: Path) -> None:
+    root = tmp_path / "parked"
+    root.mkdir()
+    (directory, lock), (filled, _) = parked.new_directory(root, memory, "a."), parked.new_directory(root, memory, "b.")
+    memory.confirm(me, memory.claim(me, [(0, 0x1000, GRAIN)]).kept)
+    memory.park(me, directory)
+    os.close(lock)
+    (root / "ended").mkdir()
+    parked.clear(root, memory)
+    assert sorted(root.iterdir()) == sorted([directory, filled])  # it has bytes of us; it is being filled
+    memory.give_up(me)
+    parked.clear(root, memory)
+    assert list(root.iterdir()) == [filled]
