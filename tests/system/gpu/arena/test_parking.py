@@ -15,8 +15,10 @@ from kybernate_shim.checkpoint.image.verification import verify
 from tests.fakes.cuda import Gpus
 from tests.system import gpu, node_agent
 from tests.system.checkpoints import kybernate
+from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
 from tests.system.gpu.arena import MIB, SIZE, WANTED, in_arena
+from tests.system.gpu.pods import pod_container, steps_of
 from tests.system.node_agent import NodeAgent
 
 PARKED = "kybernate.io/parked"
@@ -61,3 +63,19 @@ def test_suspended_container_is_parked_and_a_resume_restores_it(
         eventually(lambda: not agent.call("Checkpoints", "ListImages", request).images)
         assert image.is_dir()
         shutil.rmtree(image)
+
+
+def test_container_of_a_pod_is_parked_with_its_processes(cri: Cri, gpus: Gpus, agent: NodeAgent) -> None:
+    with cri.pod(annotations={"kybernate.io/arena": "true"}) as pod:
+        id = pod_container(cri, pod, gpu.command(mib=MIB))
+        eventually(lambda: len(steps_of(cri, pod)) > 3, seconds=40)
+        kybernate("suspend", pod.config.metadata.name)
+        assert Memory(SIZE).free() < SIZE
+        eventually(lambda: Memory(SIZE).free() == SIZE, seconds=90)
+        last = steps_of(cri, pod)
+        assert cri.state(id) == "CONTAINER_RUNNING"
+        assert parked(agent, id) is None  # there is no image
+        events = eventually(lambda: [one for one in agent.lines("operation.succeeded") if one["field_verb"] == "park"])
+        assert len(events) == 1
+        kybernate("wake", pod.config.metadata.name)
+        eventually(lambda: steps_of(cri, pod)[-1] > last[-1] + 3)
