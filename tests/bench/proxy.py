@@ -60,8 +60,8 @@ backend model
 """
 
 
-def request(body: bytes = BODY) -> bytes:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+def request(body: bytes = BODY, *, path: str = "/v1/chat/completions", more: str = "") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{more}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -112,7 +112,9 @@ def plain(port: int, threads: int) -> Iterator[int]:
     (state / "models.map").write_text("m model\n")
     number = f"    nbthread {threads}\n" if threads else ""
     (state / "haproxy.cfg").write_text(PLAIN.format(own=own, port=port, state=state, threads=number))
-    process = subprocess.Popen([find_binary(), "-db", "-f", state / "haproxy.cfg"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(  # in a session of its own, as ours: the kernel shares CPUs among sessions
+        [find_binary(), "-db", "-f", state / "haproxy.cfg"], stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         while True:
             try:
@@ -215,7 +217,7 @@ async def closed_loop(port: int, connections: int) -> float:
 def gib(port: int) -> float:
     """Return the seconds in which a GiB arrives."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /gib HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        connection.sendall(request(path="/gib", more="Connection: close\r\n"))
         buffer, size, began = bytearray(1 << 20), 0, time.perf_counter()
         while size < 1 << 30 and (got := connection.recv_into(buffer)):
             size += got

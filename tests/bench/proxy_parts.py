@@ -58,7 +58,7 @@ class Model(asyncio.Protocol):
             self.answer(head, body)
 
     def answer(self, head: bytes, body: bytes) -> None:
-        if head.startswith(b"get /gib"):
+        if head.startswith(b"post /gib"):
             self.task = asyncio.ensure_future(self.send_gib())
         elif head.startswith(b"get /order"):
             text = json.dumps(self.order).encode()
@@ -101,7 +101,7 @@ async def proxy(plane: str, port: str, concurrency: str = "0", threads: str = "0
         f"listen: 127.0.0.1:{own}\nplane: {plane}\nhaproxy: {{state: {state}, threads: {threads}}}\n"
         "limits: {per_client: 0}\n"
         f"models: {{m: {{container: m, upstream: 'http://127.0.0.1:{port}', concurrency: {concurrency}, "
-        "queue: {count: 20000, age: 1h}}}\nroutes: [{path: /gib, to: m}, {path: /order, to: m}, {}]\n"
+        "queue: {count: 20000, age: 1h}}}\n"
     )
     models = FakeModels({"m": Phase.ASLEEP})
     models.may_wake.clear()

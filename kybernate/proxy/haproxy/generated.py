@@ -29,7 +29,9 @@ MAX_HEADERS: Final = 32767
 CHUNKED_LINE: Final = 1024
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9._:/@+-]+")  # which map, runtime API and JSON have in one form
 # What a body has where HAProxy may take another model of it than JSON says: it compares keys as they are written, so a
-# letter of `model` may be escaped (6 is the first digit of each), and its texts end with a zero.
+# letter of `model` may be escaped (6 is the first digit of each), and its texts end with a zero. Most bodies do not even
+# have what both begin with, which is looked for first: so most are searched once.
+ESCAPED: Final = "\\u00"
 ODD_NAMES: Final = ("\\u006", "\\u0000")
 ERRORS: Final = {
     400: ("bad_request", "the request is malformed"),
@@ -177,7 +179,7 @@ def _frontend(settings: Settings, places: Places, export: Export | None) -> list
         *_clients(settings),
         *(log_lines(places.traces) if export is not None else ()),
         *_checks(settings),
-        *_headers(),
+        *_headers(settings),
         *_routes(settings, places, export),
         *_added(settings.haproxy.extra_frontend),
         f"    default_backend {ACTIVATOR}",
@@ -223,18 +225,19 @@ def _checks(settings: Settings) -> Iterator[str]:
     yield f"    http-request deny deny_status 413 if {{ req.hdr_val(content-length) gt {settings.limits.body} }}"
 
 
-def _headers() -> Iterator[str]:
+def _headers(settings: Settings) -> Iterator[str]:
+    """Set and remove headers. Each condition is asked of each request: where no client is trusted, none is."""
+    untrusted = " unless trusted" if settings.trusted else ""
     known = r"'^[A-Za-z0-9_.:/+=@-]{1,128}$'"
     yield f"    http-request set-header X-Request-Id %[uuid()] unless {{ req.hdr(x-request-id) -m reg {known} }}"
     yield "    http-request set-var(txn.id) req.hdr(x-request-id)"
     yield "    http-after-response set-header X-Request-Id %[var(txn.id)] if { var(txn.id) -m found }"
-    yield "    http-request del-header X-Forwarded-For unless trusted"
-    yield "    http-request del-header X-Forwarded-Proto unless trusted"
-    yield "    http-request del-header X-Forwarded-Host unless trusted"
+    for name in ("For", "Proto", "Host"):
+        yield f"    http-request del-header X-Forwarded-{name}{untrusted}"
     yield "    http-request add-header X-Forwarded-For %[src]"
     for name, value in (("Proto", "%[ssl_fc,iif(https,http)]"), ("Host", "%[req.hdr(host)]")):
-        found = f"{{ req.hdr(x-forwarded-{name.lower()}) -m found }}"
-        yield f"    http-request set-header X-Forwarded-{name} {value} unless {found}"
+        found = f" unless {{ req.hdr(x-forwarded-{name.lower()}) -m found }}" if settings.trusted else ""
+        yield f"    http-request set-header X-Forwarded-{name} {value}{found}"
     for name in ("X-Kybernate-Backend", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization"):
         yield f"    http-request del-header {name}"
     shadows = "|".join(with_underscores(HOP_BY_HOP | OURS | FRAMING | KEY_HEADERS))
@@ -253,22 +256,28 @@ def _routes(settings: Settings, places: Places, export: Export | None) -> Iterat
     yield "    acl one_type req.fhdr_cnt(content-type) eq 1"
     yield "    acl json_type req.fhdr(content-type),field(1,';'),lower -m str application/json"
     yield "    acl json_type req.fhdr(content-type),field(1,';'),lower -m end +json"
+    yield f"    acl escaped req.body -m sub {_quoted(ESCAPED)}"
     yield f"    acl odd_names req.body -m sub {' '.join(map(_quoted, ODD_NAMES))}"
-    for number, route in enumerate(settings.routes):
+    for number, route in enumerate(settings.routes if not _is_only(settings) else ()):
         yield from _conditions(number, route)
         met = " ".join(_names(number, route))
         first = "!{ var(txn.route) -m found }"
         yield f"    http-request set-var(txn.route) int({number}) if {first}{f' {met}' if met else ''}"
     for number, route in enumerate(settings.routes):
-        yield from _model_of(number, route, places)
+        yield from _model_of(number, route, places, only=_is_only(settings))
     yield from _needs_activator(settings)
     yield f"    http-request set-var(txn.backend) var(txn.model),map({places.map})"
     goes = "{ var(txn.backend) -m found } !needs_activator plain_connection"
-    for name in sorted(KEY_HEADERS):
+    for name in sorted(KEY_HEADERS if any(route.keys for route in settings.routes) else ()):
         yield f"    http-request del-header {name} if {{ var(txn.owned) -m found }} {goes}"
     if export is not None:
         yield from trace_lines(export, f"{goes} !{{ var(txn.backend) -m str {ACTIVATOR} }}")
     yield f"    use_backend %[var(txn.backend)] if {goes}"
+
+
+def _is_only(settings: Settings) -> bool:
+    """Return whether there is one route, for all requests, which need not be asked for theirs then."""
+    return len(settings.routes) == 1 and not any(_names(0, settings.routes[0]))
 
 
 def _conditions(number: int, route: Route) -> Iterator[str]:
@@ -291,11 +300,14 @@ def _names(number: int, route: Route) -> Iterator[str]:
         yield f"r{number}_header{index} r{number}_once{index}"
 
 
-def _model_of(number: int, route: Route, places: Places) -> Iterator[str]:
-    """Find the model of a request on this route: the route's own, or the one that the body's first bytes name."""
+def _model_of(number: int, route: Route, places: Places, *, only: bool) -> Iterator[str]:
+    """Find the model of a request on this route: the route's own, or the one that the body's first bytes name.
+
+    `only`: it is the route of all requests.
+    """
     if route.quota:
         return
-    chosen = f"{{ var(txn.route) -m int {number} }}"
+    chosen = "TRUE" if only else f"{{ var(txn.route) -m int {number} }}"
     if route.keys:
         bearer = "{ req.fhdr_cnt(authorization) eq 1 } { req.fhdr(authorization) -m beg -i 'bearer ' }"
         key = "req.fhdr(authorization),word(2,' '),sha2(256),hex,lower"
@@ -308,7 +320,8 @@ def _model_of(number: int, route: Route, places: Places) -> Iterator[str]:
         return
     json_body = "{ method POST } one_type json_type"
     yield f"    http-request wait-for-body time {_ms(60.0)} if {chosen} {json_body}"
-    yield f"    http-request set-var(txn.model) req.body,json_query('$.model') if {chosen} {json_body} !odd_names"
+    plain = f"{chosen} {json_body} !escaped or {chosen} {json_body} !odd_names"
+    yield f"    http-request set-var(txn.model) req.body,json_query('$.model') if {plain}"
 
 
 def _needs_activator(settings: Settings) -> Iterator[str]:
