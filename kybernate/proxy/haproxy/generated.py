@@ -29,8 +29,8 @@ MAX_HEADERS: Final = 32767
 CHUNKED_LINE: Final = 1024
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9._:/@+-]+")  # which map, runtime API and JSON have in one form
 # What a body has where HAProxy may take another model of it than JSON says: it compares keys as they are written, so a
-# letter of `model` may be escaped (6 is the first digit of each), and its texts end with a zero. Most bodies do not even
-# have what both begin with, which is looked for first: so most are searched once.
+# letter of `model` may be escaped (6 is the first digit of each), and its texts end with a zero. What both begin with
+# is looked for first: most bodies do not have it, and are searched once.
 ESCAPED: Final = "\\u00"
 ODD_NAMES: Final = ("\\u006", "\\u0000")
 ERRORS: Final = {
