@@ -47,7 +47,7 @@ OF_MODEL: Final = {
     "timeouts": "the proxy has limits of its own",
     "compat": "a WebSocket wakes its model",
     "sendLoadingState": "the proxy's settings have `progress` for that",
-    "unloadTimeout": "a model that sleeps is suspended, and needs not end",
+    "unloadTimeout": "a model that sleeps is suspended, and does not have to end",
 }
 
 
@@ -279,7 +279,7 @@ def _add_selectors(document: Mapping[str, Any], found: Imported) -> None:
         known = {*found.models, *(alias for entry in found.models.values() for alias in entry.get("aliases", ()))}
         known |= {str(model) for peer in _mapping(document, "peers").values() for model in peer.get("models", ())}
         if missing := [target for target in targets if target not in known]:
-            found.lost.append(f"selectors.{name}: {', '.join(missing)} is no model")
+            found.lost.append(f"selectors.{name}: {', '.join(missing)}: there is no such model")
         targets = [target for target in targets if target in known]
         if not targets or strategy not in ("warm", "pin", "spillover"):
             found.lost.append(f"selectors.{name}: its strategy is {strategy}")
@@ -332,7 +332,7 @@ def _add_sets(document: Mapping[str, Any], found: Imported) -> None:
         found.lost.append(f"matrix: {error}")
         return
     if missing := sorted(matrix.names - found.names.keys()):
-        found.lost.append(f"matrix: {', '.join(missing)} is no model")
+        found.lost.append(f"matrix: {', '.join(missing)}: there is no such model")
     sets = {tuple(sorted(found.names[name] for name in one if name in found.names)) for one in matrix.combinations}
     costs = {found.names[name]: cost for name, cost in matrix.costs.items() if name in found.names}
     if sets - {()}:
@@ -349,7 +349,7 @@ def _add_groups(groups: Mapping[str, Any], found: Imported) -> None:
         one = group if isinstance(group, dict) else {}
         members = [found.names[str(member)] for member in one.get("members") or [] if str(member) in found.names]
         if lost := [str(member) for member in one.get("members") or [] if str(member) not in found.names]:
-            found.lost.append(f"groups.{name}: {', '.join(lost)} is no model")
+            found.lost.append(f"groups.{name}: {', '.join(lost)}: there is no such model")
         if not members:
             continue
         choices = [[member] for member in members] if one.get("swap", True) else [members]

@@ -174,7 +174,7 @@ def _matrix(item: Item, models: tuple[Entry, ...]) -> Matrix:
     except MatrixInvalid as error:
         raise ValueError(str(error).removeprefix("matrix")) from error
     if unknown := sorted(found.names - {one.name for one in models}):
-        raise ValueError(f"names {', '.join(unknown)}, which is no model")
+        raise ValueError(f"names {', '.join(unknown)}, and there is no such model")
     return found
 
 

@@ -85,7 +85,7 @@ def test_models_of_llama_swap_are_carried_over(tmp_path: Path) -> None:
         "models.small.unlisted: all",
         "models.image.cmdStop: the container",
         "peers.far.apiKey: write",
-        "selectors.any: gone is no model",
+        "selectors.any: gone: there is no such model",
         "one model at a time: ",
     ):
         assert f"#   {lost}" in text
@@ -99,7 +99,7 @@ def test_matrix_of_llama_swap_is_kept_as_far_as_its_models_are_there(tmp_path: P
     assert file.matrix.allows(["a", "b-1"])
     assert not file.matrix.allows(["a", "c"])
     assert file.matrix.cost("b-1") == 9
-    assert "matrix: gone is no model" in text
+    assert "matrix: gone: there is no such model" in text
 
 
 def test_groups_of_llama_swap_are_combinations(tmp_path: Path) -> None:
