@@ -76,7 +76,7 @@ class Seat:
     reports that its processes hold. `busy` says that it computes, has an open request or work in the driver's queue;
     `idle_since` is when that ended. `asked_at` is when it asked for the time in VRAM that it has, `expected_use` the
     forecast. `wake_seconds` and `suspend_seconds` were measured. `retry_at` is when a change that failed may be
-    tried again. `parkable` says that its VRAM in host memory can be parked. A `lost` seat is taken over by the one that
+    tried again, but for a park, for which `park_at` is. `parkable` says that its VRAM in host memory can be parked. A `lost` seat is taken over by the one that
     `stands_by_for` it. `partner` is the other side of its swap. `requests` are open, the oldest first; a seat that is
     active has none.
     """
@@ -102,6 +102,7 @@ class Seat:
     suspend_seconds: float = 1.0
     failures: int = 0
     retry_at: float = 0.0
+    park_at: float = 0.0
     lost: bool = False
     stands_by_for: str = ""
     partner: str = ""

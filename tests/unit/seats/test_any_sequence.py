@@ -45,6 +45,7 @@ RULES = {
     "short": Rules(maximum_wait=20, minimum_residency=1, slice=5, retries=1),
     "shared": Rules(share_vram=True, reserve_bytes=GIB),
     "matrix": Rules(matrix=read_matrix({"evict_costs": {"s0": 5}, "sets": {"one": "s0 & s2", "two": "s4 | s1 & s7"}})),
+    "crowded": Rules(idle_after=40, ram_low=30 * GIB, ram_high=45 * GIB),
     "windows": Rules(windows=(Window(frozenset(range(7)), 8 * 60, 8 * 60 + 2, "inference"),)),
 }
 numbers = st.integers(0, len(MASKS) - 1)
@@ -79,7 +80,7 @@ class Node(RuleBasedStateMachine):
                 container=name,
                 kind="inference" if number % 2 else "training",
                 priority=number // 3,
-                need_bytes=self.sizes[name] if known[number] else 0,
+                need_bytes=self.sizes[name] if known[number] or self.rules == RULES["crowded"] else 0,
                 overlaps=number < 3,
                 stands_by_for="s0" if number == 1 else "",
             )
@@ -132,6 +133,7 @@ class Node(RuleBasedStateMachine):
             assert action.again == seat.busy
         if isinstance(action, Park):
             assert seat.status in (Status.SUSPENDED, Status.FAILED)
+            assert seat.park_at <= self.now
         if isinstance(action, Refuse):
             assert any(one.deadline <= self.now for one in seat.requests)
 
@@ -202,7 +204,7 @@ class Node(RuleBasedStateMachine):
     def restarts(self) -> None:
         """The agent is new: it knows what driver and shims report, and none of what was asked and had failed."""
         for name, seat in self.seats.items():
-            self.seats[name] = replace(seat, requests=(), asked_at=0.0, failures=0, retry_at=0.0)
+            self.seats[name] = replace(seat, requests=(), asked_at=0.0, failures=0, retry_at=0.0, park_at=0.0)
         self.step()
 
     @rule(index=st.integers(0, 2))
