@@ -76,9 +76,9 @@ class Seat:
     reports that its processes hold. `busy` says that it computes, has an open request or work in the driver's queue;
     `idle_since` is when that ended. `asked_at` is when it asked for the time in VRAM that it has, `expected_use` the
     forecast. `wake_seconds` and `suspend_seconds` were measured. `retry_at` is when a change that failed may be
-    tried again, but for a park, for which `park_at` is. `parkable` says that its VRAM in host memory can be parked. A `lost` seat is taken over by the one that
-    `stands_by_for` it. `partner` is the other side of its swap. `requests` are open, the oldest first; a seat that is
-    active has none.
+    tried again, but for a park, for which `park_at` is. `parkable` says that its VRAM in host memory can be parked. A
+    `lost` seat is taken over by the one that `stands_by_for` it. `partner` is the other side of its swap. `requests`
+    are open, the oldest first; a seat that is active has none.
     """
 
     name: str

@@ -10,6 +10,7 @@ proven to be whole for a later reader, but they are on the disk before the arena
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ from kybernate_shim.linux.atomic_write import sync
 from kybernate_shim.linux.threads import entered, to_the_end
 from kybernate_shim.sizes import NO_NODE, mib
 from kybernate_shim.trust.places import make_private
+from kybernate_shim.vram_io.digest import STRONG
 from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.files import lies_in_memory
 from kybernate_shim.vram_io.image_files import ArenaFile
@@ -112,7 +114,7 @@ async def _saved(target: Target, pids: Sequence[int], directory: Path, operation
     key = os.urandom(KEY_BYTES)
     async with vram_mover(target.children) as worker:
         await worker.ask(HoldArena(tuple(pids)))
-        files = ImageFiles(directory, target.config.gpu.threads, key=key)
+        files = ImageFiles(directory, target.config.gpu.threads, digest=STRONG, key=key)
         saved = await worker.ask(SaveArena({pid: pid for pid in pids}, files), on_progress=progress)
     await to_the_end(lambda: _sync(directory, saved))
     return Parked(directory, tuple(saved), key)
@@ -124,25 +126,26 @@ def _sync(directory: Path, saved: Sequence[ArenaFile]) -> None:
 
 
 async def bring_back(target: Target, parked: Parked, operation: Operation) -> None:
-    """Move the bytes of those that live into the arena again, and remove the files.
+    """Move the bytes of those that live into the arena again, within the time of a restore, and remove the files.
 
     Raises Refused with them parked as before, whatever of them is not back.
     """
-    settings, away = target.config.gpu, parked.away()
+    settings, seconds, away = target.config.gpu, target.config.deadlines.restore, parked.away()
     files = [file for file in parked.files if file.pid in away]
     try:
         if files:
             with operation.step("unpark", total_bytes=sum(file.size for file in files)) as step:
-                async with vram_mover(target.children) as worker:
+                async with asyncio.timeout(seconds or None), vram_mover(target.children) as worker:
                     await worker.ask(ClaimArena(files, settings.arena, settings.arena_share, NO_NODE))
                     await worker.ask(LoadArena(ImageFiles(parked.directory, settings.threads, key=parked.key)))
                     await worker.ask(AwaitArena())
                     await worker.ask(HandOver({file.pid: file.pid for file in files}))
                 step.bytes = step.bytes or operation.total_bytes
     except (VramError, OSError) as error:
+        why = str(error) or f"it took longer than {seconds:g} s (deadlines.restore)"
         raise Refused(
             f"the VRAM of container {target.id}, {mib(parked.bytes)} that are parked in {parked.directory}, cannot"
-            f" be brought back: {error}; it stays parked, `kybernate resume` retries"
+            f" be brought back: {why}; it stays parked, `kybernate resume` retries"
         ) from error
     finally:
         await to_the_end(parked.remove)
