@@ -15,15 +15,17 @@ def plan_relief(plan: Plan) -> None:
         park_coldest(plan, plan.rules.ram_high - plan.rules.ram_low)
 
 
-def park_coldest(plan: Plan, wanted: int, turn: Seat | None = None) -> bool:
+def park_coldest(plan: Plan, wanted: int, turn: Seat | None = None, *, arena: int = 0) -> bool:
     """Park the coldest seats until `wanted` bytes above the low mark are free, or will be; False if none can be.
+
+    Of the arena, `arena` bytes are to be free.
 
     What is being parked counts as free, so that no more is parked than needed. For the `turn` of a seat, others that
     wait are parked, too, whose own turn comes last first: else all of host memory could be theirs, and none be woken.
     """
     coming = sum(one.ram_bytes for one in plan.state.seats.values() if one.status == Status.PARKING)
     coming += sum(plan.state.seats[name].ram_bytes for name in plan.parked)
-    lacking = wanted + plan.rules.ram_low - plan.ram_free - coming
+    lacking = max(wanted + plan.rules.ram_low - plan.ram_free, arena - plan.arena_free) - coming
     idle = sorted((one for one in plan.state.seats.values() if not one.requests), key=_warmth)
     for seat in filter(partial(_may_park, plan), [*idle, *(_behind(plan, turn) if turn is not None else ())]):
         if lacking <= 0:

@@ -34,7 +34,11 @@ def take_turn(plan: Plan, seat: Seat) -> None:
         _make_room(plan, seat, blockers)
     elif lacking := plan.lacking(seat):
         _wait_for_memory(plan, seat, *lacking)
-    elif seat.status == Status.PARKED and not plan.has_ram(seat) and park_coldest(plan, seat.ram_bytes):
+    elif (
+        seat.status == Status.PARKED
+        and not plan.has_way(seat)
+        and park_coldest(plan, seat.ram_bytes, seat, arena=seat.parked_bytes)
+    ):
         plan.wait(seat, "host memory has no room for its VRAM on its way to the GPU")
         plan.reserve(seat)
     else:

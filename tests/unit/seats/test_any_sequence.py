@@ -95,7 +95,8 @@ class Node(RuleBasedStateMachine):
             free = max(0, TOTAL - self.foreign[index] - taken)
             gpus.append(Gpu(index, TOTAL, free, index not in self.sick))
         seats = [replace(seat, held_bytes=held[name]) for name, seat in self.seats.items()]
-        return State.of(gpus, seats, self.rules, RAM - self.in_ram())
+        free = RAM - self.in_ram()
+        return State.of(gpus, seats, self.rules, free, free - 15 * GIB if self.rules == RULES["crowded"] else free)
 
     def held(self, seat: Seat) -> int:
         has = seat.status in (Status.ACTIVE, Status.SUSPENDING) or seat.name in self.leaving
@@ -243,7 +244,9 @@ class Node(RuleBasedStateMachine):
             return failed(seat, self.now, self.rules)
         if seat.status == Status.SUSPENDING:
             self.leaving.add(seat.name)
-        return done(replace(seat, need_bytes=self.sizes[seat.name]), self.now)
+        size = self.sizes[seat.name]
+        parked = size * seat.mask.bit_count() if seat.status == Status.PARKING else 0
+        return done(replace(seat, need_bytes=size, parked_bytes=parked), self.now)
 
     # ---- what holds
 

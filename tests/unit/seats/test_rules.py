@@ -205,6 +205,10 @@ def test_a_parked_seat_comes_through_host_memory() -> None:
     assert shown(parked, cold, ram_free_bytes=10 * GIB) == ["park cold"]
     assert shown(parked, cold, ram_free_bytes=24 * GIB) == ["wake a"]
     assert shown(parked, ram_free_bytes=10 * GIB) == ["wake a"]  # nothing makes room: the shim decides
+    parked = replace(parked, parked_bytes=18 * GIB)
+    assert shown(parked, cold, arena_free_bytes=17 * GIB) == ["park cold"]
+    assert shown(parked, replace(cold, requests=(Request(NOW),)), arena_free_bytes=17 * GIB) == ["park cold"]
+    assert shown(parked, cold, arena_free_bytes=18 * GIB) == ["wake a"]
 
 
 def test_room_counts_once_nvml_shows_it() -> None:
