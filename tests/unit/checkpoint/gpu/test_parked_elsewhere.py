@@ -22,7 +22,7 @@ def test_pid_that_is_another_containers_by_now_is_not_brought_back(
     memory.file.touch()
     os.truncate(memory.file, GRAIN)
     memory.confirm(owner, memory.claim(owner, [(0, 0x1000, GRAIN)]).kept)
-    file = ArenaFile(os.getpid(), "file", GRAIN, 0, "")
+    file = ArenaFile(os.getpid(), "file", GRAIN, 0, "", ())
     mine, its = (parking.Parked(tmp_path / name, (file,), b"") for name in ("mine", "its"))
     memory.park(owner, its.directory)
     assert (mine.away(), its.away()) == (set(), {os.getpid()})
