@@ -78,6 +78,7 @@ def _remove(invocation: Invocation, bundle: Bundle, place: Path) -> list[str]:
     try:
         turn_file(invocation.namespace, invocation.id).unlink(missing_ok=True)
         unmount_tree(Bundle(place).rootfs)
+        _remove_parked(bundle)
     except OSError as error:
         problems.append(str(error))
     return problems
@@ -119,6 +120,16 @@ def _end_and_forget(invocation: Invocation, bundle: Bundle, place: Path) -> list
         if ours and not problems:
             forget(cgroups_path)
     return problems
+
+
+def _remove_parked(bundle: Bundle) -> None:
+    """Remove what is parked of processes that have ended. Raises OSError."""
+    if (record := bundle.cleanup_record()) is None or not record.parking_root:
+        return
+    from kybernate_shim.arena.memory import Memory  # few containers are parked
+    from kybernate_shim.arena.parked import clear
+
+    clear(Path(record.parking_root), Memory(0))
 
 
 def _cgroups_path(bundle: Bundle) -> str:

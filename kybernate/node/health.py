@@ -149,11 +149,12 @@ def _tiers(config: Config) -> Iterator[HealthFinding]:
 
 def _files(config: Config, *, fix: bool) -> Iterator[HealthFinding]:
     """Report what other users can read or change, by directory."""
-    for root in (config.checkpoint_root, config.work_root):
+    uses = {config.checkpoint_root: "checkpoint and restore", config.work_root: "checkpoint and restore"}
+    for root, use in {config.parking_root: "park", **uses}.items():
         try:
             require_private(root)
         except Refused as error:
-            yield HealthFinding("files", "bad", str(error), "without it, every checkpoint and restore there is refused")
+            yield HealthFinding("files", "bad", str(error), f"without it, every {use} there is refused")
         except OSError:
             pass  # it is allocated at its first use, or cannot be seen without root
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kybernate.seats.model import IN_RAM, Park, Seat, Status
+from kybernate.seats.order import in_order
 from kybernate.seats.plan import Plan
 
 
@@ -12,15 +15,19 @@ def plan_relief(plan: Plan) -> None:
         park_coldest(plan, plan.rules.ram_high - plan.rules.ram_low)
 
 
-def park_coldest(plan: Plan, wanted: int) -> bool:
+def park_coldest(plan: Plan, wanted: int, turn: Seat | None = None, *, arena: int = 0) -> bool:
     """Park the coldest seats until `wanted` bytes above the low mark are free, or will be; False if none can be.
 
-    What is being parked counts as free, so that no more is parked than needed.
+    Of the arena, `arena` bytes are to be free.
+
+    What is being parked counts as free, so that no more is parked than needed. For the `turn` of a seat, others that
+    wait are parked, too, whose own turn comes last first: else all of host memory could be theirs, and none be woken.
     """
     coming = sum(one.ram_bytes for one in plan.state.seats.values() if one.status == Status.PARKING)
     coming += sum(plan.state.seats[name].ram_bytes for name in plan.parked)
-    lacking = wanted + plan.rules.ram_low - plan.ram_free - coming
-    for seat in sorted(filter(lambda one: _may_park(plan, one), plan.state.seats.values()), key=_warmth):
+    lacking = max(wanted + plan.rules.ram_low - plan.ram_free, arena - plan.arena_free) - coming
+    idle = sorted((one for one in plan.state.seats.values() if not one.requests), key=_warmth)
+    for seat in filter(partial(_may_park, plan), [*idle, *(_behind(plan, turn) if turn is not None else ())]):
         if lacking <= 0:
             break
         plan.parked.add(seat.name)
@@ -30,12 +37,18 @@ def park_coldest(plan: Plan, wanted: int) -> bool:
     return coming > 0
 
 
+def _behind(plan: Plan, turn: Seat) -> list[Seat]:
+    """Return the seats that wait, but for `turn` and those for which GPUs are kept, the last first."""
+    stays = {turn.name, *(one.seat.name for one in plan.reservations)}
+    return [one for one in reversed(in_order(plan)) if one.name not in stays]
+
+
 def _may_park(plan: Plan, seat: Seat) -> bool:
-    if seat.status not in IN_RAM or not seat.parkable or seat.retry_at > plan.now or not seat.bytes:
+    if seat.status not in IN_RAM or not seat.parkable or seat.park_at > plan.now or not seat.bytes:
         return False
     if seat.stands_by_for:
         return False
-    return not seat.requests and seat.name not in plan.occupying and seat.name not in plan.parked
+    return seat.name not in plan.occupying and seat.name not in plan.parked
 
 
 def _warmth(seat: Seat) -> tuple[float, float, str]:

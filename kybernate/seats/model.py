@@ -76,9 +76,9 @@ class Seat:
     reports that its processes hold. `busy` says that it computes, has an open request or work in the driver's queue;
     `idle_since` is when that ended. `asked_at` is when it asked for the time in VRAM that it has, `expected_use` the
     forecast. `wake_seconds` and `suspend_seconds` were measured. `retry_at` is when a change that failed may be
-    tried again. `parkable` says that its VRAM in host memory can be parked. A `lost` seat is taken over by the one that
-    `stands_by_for` it. `partner` is the other side of its swap. `requests` are open, the oldest first; a seat that is
-    active has none.
+    tried again, but for a park, for which `park_at` is. `parkable` says that its VRAM in host memory can be parked,
+    `parked_bytes` how much is. A `lost` seat is taken over by the one that `stands_by_for` it. `partner` is the other
+    side of its swap. `requests` are open, the oldest first; a seat that is active has none.
     """
 
     name: str
@@ -93,6 +93,7 @@ class Seat:
     held_bytes: int = 0
     may_share: bool = True
     parkable: bool = True
+    parked_bytes: int = 0
     overlaps: bool = False
     busy: bool = False
     idle_since: float = 0.0
@@ -102,6 +103,7 @@ class Seat:
     suspend_seconds: float = 1.0
     failures: int = 0
     retry_at: float = 0.0
+    park_at: float = 0.0
     lost: bool = False
     stands_by_for: str = ""
     partner: str = ""
@@ -175,6 +177,7 @@ class Rules:
 @dataclass(frozen=True)
 class State:
     """All that a decision depends on. `ram_free_bytes` is host memory that is free, and that no suspend is to take.
+    `arena_free_bytes` is what is free of the arena, through which all that is parked comes back.
 
     `waiting`, `occupying` and `standbys` are indices of `seats`."""
 
@@ -185,9 +188,17 @@ class State:
     waiting: Mapping[str, Seat] = field(default_factory=dict)
     occupying: Mapping[str, Seat] = field(default_factory=dict)
     standbys: tuple[str, ...] = ()
+    arena_free_bytes: int = 1 << 62
 
     @classmethod
-    def of(cls, gpus: Iterable[Gpu], seats: Iterable[Seat], rules: Rules, ram_free_bytes: int = 1 << 62) -> State:
+    def of(
+        cls,
+        gpus: Iterable[Gpu],
+        seats: Iterable[Seat],
+        rules: Rules,
+        ram_free_bytes: int = 1 << 62,
+        arena_free_bytes: int = 1 << 62,
+    ) -> State:
         """Return the state of a node."""
         by_name = {seat.name: seat for seat in seats}
         return cls(
@@ -198,6 +209,7 @@ class State:
             {name: seat for name, seat in by_name.items() if seat.waits},
             {name: seat for name, seat in by_name.items() if seat.occupies},
             tuple(name for name, seat in by_name.items() if seat.stands_by_for),
+            arena_free_bytes,
         )
 
     def with_seat(self, seat: Seat) -> State:

@@ -75,8 +75,10 @@ def done(seat: Seat, now: float) -> Seat:
 def failed(seat: Seat, now: float, rules: Rules) -> Seat:
     """Return a seat whose change has failed: it is what it was before, and is tried again after a while.
 
-    A wake that failed more often than the rules allow fails the seat's requests.
+    A wake that failed more often than the rules allow fails the seat's requests. A park that failed delays none.
     """
+    if seat.status == Status.PARKING:
+        return replace(seat.after("failed", now), park_at=now + rules.backoff_limit)
     failures = seat.failures + 1
     delay = min(rules.backoff_limit, rules.backoff * 2 ** min(failures - 1, 30))
     found = replace(seat.after("failed", now), failures=failures, retry_at=now + delay, partner="")

@@ -43,6 +43,7 @@ class Plan:
         self.parked: set[str] = set()
         self.reservations: list[Reservation] = []
         self.ram_free = state.ram_free_bytes
+        self.arena_free = state.arena_free_bytes
         self.actions: list[Action] = list(actions)
         self.turns: dict[str, Turn] = {}
         self._look_at = min((seat.first_deadline for seat in state.waiting.values()), default=NEVER)
@@ -104,6 +105,7 @@ class Plan:
     def _claim(self, seat: Seat) -> None:
         if seat.status == Status.PARKED:  # from the disk, its VRAM comes through host memory
             self.ram_free -= seat.ram_bytes
+            self.arena_free -= seat.parked_bytes
         event = "start" if seat.status == Status.FREE else "wake"
         self.occupying[seat.name] = seat.after(event, self.now)
 
@@ -112,6 +114,10 @@ class Plan:
     def has_ram(self, seat: Seat) -> bool:
         """Return whether a seat's VRAM has room in host memory above the node's low mark."""
         return self.ram_free - seat.ram_bytes >= self.rules.ram_low
+
+    def has_way(self, seat: Seat) -> bool:
+        """Return whether a parked seat's VRAM has room on its way from the disk, which leads through the arena."""
+        return self.has_ram(seat) and self.arena_free >= seat.parked_bytes
 
     def lacking(self, seat: Seat) -> tuple[int, int] | None:
         """Return a GPU that has too little free memory for a seat, and how much; None if all have enough.

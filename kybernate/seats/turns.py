@@ -16,6 +16,9 @@ def take_turn(plan: Plan, seat: Seat) -> None:
     if seat.retry_at > plan.now:
         plan.wait(seat, f"it failed {seat.failures} times, and is tried again", at=seat.retry_at)
         return
+    if seat.name in plan.parked:
+        plan.wait(seat, "it is being parked: a seat before it needs the host memory")
+        return
     if refused := _impossible(plan, seat):
         plan.wait(seat, refused)
         return
@@ -31,7 +34,11 @@ def take_turn(plan: Plan, seat: Seat) -> None:
         _make_room(plan, seat, blockers)
     elif lacking := plan.lacking(seat):
         _wait_for_memory(plan, seat, *lacking)
-    elif seat.status == Status.PARKED and not plan.has_ram(seat) and park_coldest(plan, seat.ram_bytes):
+    elif (
+        seat.status == Status.PARKED
+        and not plan.has_way(seat)
+        and park_coldest(plan, seat.ram_bytes, seat, arena=seat.parked_bytes)
+    ):
         plan.wait(seat, "host memory has no room for its VRAM on its way to the GPU")
         plan.reserve(seat)
     else:
@@ -72,7 +79,7 @@ def _make_room(plan: Plan, seat: Seat, blockers: list[Seat]) -> None:
             _keep(plan, seat, at)
     elif active and not all(map(plan.has_ram, active)):
         plan.wait(seat, "host memory has no room for what is in its way", names)
-        if park_coldest(plan, sum(one.ram_bytes for one in active)):
+        if park_coldest(plan, sum(one.ram_bytes for one in active), seat):
             plan.reserve(seat)
     elif _may_swap(seat, blockers, active):
         plan.swap(seat, active[0], _cause(seat))

@@ -243,6 +243,8 @@ class Memory:
 
     def parked(self) -> set[str]:
         """Return the directories that have bytes of processes that live."""
+        if not self._folder.is_dir():  # since the last boot
+            return set()
         with self._gate():
             self._taken()
             return {record.parked for record in self._records() if record.parked}

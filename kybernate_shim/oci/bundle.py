@@ -32,10 +32,11 @@ RECORDS = (CONFIG, "runtime", "options.json", "kybernate.json")  # what a `delet
 class CleanupRecord:
     """What a container leaves behind when its daemon dies, as kybernate.json holds it.
 
-    `phase` is the operation that runs (`create`, `checkpoint`, `restore`, `suspend`), or `idle`.
+    `phase` is the operation that runs (`create`, `checkpoint`, `restore`, `suspend`, `park`), or `idle`.
     `cgroup` is the directory that has the container's processes, "" before there are any.
     `locked_pids` are processes whose GPU state is locked or taken out; they hang until it is given back. Unless they
     are `whole`, a part of their memory is in an image only, and they must not run.
+    `parking_root` is where it has parked VRAM, "" where it never has.
     `temporary` are directories to remove. `boot` is the boot id: what an earlier boot left means nothing.
     """
 
@@ -46,6 +47,7 @@ class CleanupRecord:
     cgroup: str = ""
     locked_pids: tuple[int, ...] = ()
     whole: bool = True
+    parking_root: str = ""
     temporary: tuple[str, ...] = ()
     boot: str = ""
 

@@ -19,10 +19,13 @@ class CleanupRecords:
         self._phase = "create"
         self._locked_pids: tuple[int, ...] = ()
         self._whole = True
+        self._parking_root = ""
 
     def record_phase(self, phase: str) -> None:
         """Record which operation runs, "idle" for none."""
         self._phase = phase
+        if phase == "park":
+            self._parking_root = str(self._container.config.parking_root)
         self._write()
 
     def record_locked(self, pids: Sequence[int], *, whole: bool = True) -> None:
@@ -41,5 +44,6 @@ class CleanupRecords:
                 cgroup=str(cgroup.tracking) if cgroup is not None else "",
                 locked_pids=self._locked_pids,
                 whole=self._whole,
+                parking_root=self._parking_root,
             )
         )

@@ -426,7 +426,7 @@ class Container:
         await self.killing.kill(exec_id, signal, all=all)
 
     def abort_operation(self) -> bool:
-        """End a checkpoint or a restore that runs, because the container is killed; return whether one does."""
+        """End what runs and would outlast the container, which is killed; return whether anything does."""
         return self._operations is not None and self._operations.abort()
 
     async def update(self, resources: bytes) -> None:

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 EXIT_SECONDS = 5.0
 POLL_SECONDS = 0.01
-ABORTED_BY_KILL = ("checkpoint", "restore")  # the others end with the processes that they are about
+# The others end with the processes that they are about; what is about the disk would keep a delete waiting.
+ABORTED_BY_KILL = frozenset({"checkpoint", "restore", "park", "unpark"})  # verbs and steps
 STARTED, ENDED = "/kybernate/shim/started", "/kybernate/shim/ended"  # topics of events about operations
 DONE = {
     "checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "park": "parked", "resume": "resumed",
@@ -180,12 +181,14 @@ class Operations:
     # -- Ending before the end ----------------------------------------------------------------------------------------
 
     def abort(self) -> bool:
-        """End a checkpoint or a restore that runs, because its container is killed; return whether one does.
+        """End what runs and would outlast its container, which is killed; return whether anything does.
 
         The end of a checkpoint then kills the container, too: see _kill_frozen.
         """
         operation = self.current
-        if operation is None or operation.verb not in ABORTED_BY_KILL or operation.stoppable == "never":
+        if operation is None or operation.stoppable == "never":
+            return False
+        if ABORTED_BY_KILL.isdisjoint((operation.verb, operation.step_name)):
             return False
         operation.killed.set()
         self._work.stop(operation)

@@ -32,6 +32,8 @@ from kybernate.verbs.copy import Copy
 from kybernate.verbs.evict import Evict
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.parked import clear
+from kybernate_shim.errors import Refused
+from kybernate_shim.trust.places import require_private
 
 if TYPE_CHECKING:
     from kybernate.agent.assembly import Agent
@@ -125,8 +127,11 @@ class Images(Part):
         for directory in remove_all_left(config.checkpoint_root):
             log.warning("image.not_fetched", path=str(directory), error="the agent that brought it was killed")
         try:
-            clear(config.parking_root, Memory(config.gpu.arena))
-        except OSError as error:
+            require_private(config.parking_root)
+            clear(config.parking_root, Memory(0))
+        except FileNotFoundError:
+            pass
+        except (Refused, OSError) as error:
             log.warning("parked.not_cleared", path=str(config.parking_root), error=str(error))
 
     async def _look_at_store(self) -> None:

@@ -60,7 +60,7 @@ class Seats(Part):
         self._arbiter: Arbiter | None = None
         self._problem = "the driver was not asked yet"
         self._published: dict[str, object] = {}
-        self._ram = (0.0, 0)
+        self._free = (0.0, 0, 0)
         self._turn_files = TurnFiles()
         self._watch = UseWatch(lambda key: agent.known.inventory.containers.pids().get(key), self._turn_files)
         self._waking = WakingOnUse(agent)
@@ -168,7 +168,7 @@ class Seats(Part):
             acts=Acting(agent.operations.engine),
             note=cast(Any, agent.events.log.note),
             publish=publish,
-            free_ram=self._free_ram,
+            free_memory=self._free_memory,
             label=self._label,
             priority=lambda one: agent.cluster.priority(one.pod_namespace, one.pod) if one.pod else None,
             wish=lambda one: agent.cluster.annotation(one.pod_namespace, one.pod, WAKE) if one.pod else "",
@@ -221,15 +221,16 @@ class Seats(Part):
         pod = self._agent.cluster.probes(container.pod_namespace, container.pod) if container is not None else None
         return "'exec':" in str(pod)
 
-    def _free_ram(self) -> int:
-        """Return the host memory that VRAM can go to: what is available, and what of the arena is free."""
-        at, found = self._ram
+    def _free_memory(self) -> tuple[int, int]:
+        """Return the host memory that VRAM can go to, what is available or free in the arena, and the latter alone."""
+        at, found, arena = self._free
         now = time.monotonic()
         if now - at >= RAM_SECONDS or not at:
             memory = memory_message(self._agent.config())
-            found = memory.available_bytes + memory.arena_bytes - memory.arena_used_bytes
-            self._ram = now, found
-        return found
+            arena = memory.arena_bytes - memory.arena_used_bytes
+            found = memory.available_bytes + arena
+            self._free = now, found, arena
+        return found, arena
 
     async def _label(self, key: Key, seat: str) -> None:
         try:

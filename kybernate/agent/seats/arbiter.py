@@ -271,7 +271,8 @@ class Arbiter:
         for key in self._kept.keys() - set(keys.values()):
             del self._kept[key]
         claimed = sum(one.ram_bytes for one in seats if one.status == Status.SUSPENDING)
-        self.state = State.of(self._gpus(), seats, self.state.rules, self._around.free_ram() - claimed)
+        ram, arena = self._around.free_memory()
+        self.state = State.of(self._gpus(), seats, self.state.rules, ram - claimed, arena)
         self._expire_starts(now)
         self._take_requests()
 

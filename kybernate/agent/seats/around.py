@@ -88,7 +88,7 @@ class Around:
     acts: Acts
     note: Note
     publish: Callable[[Seat, Key | None, Turn | None, str, bool], object]
-    free_ram: Callable[[], int]
+    free_memory: Callable[[], tuple[int, int]]  # the host's, and what of that is the arena's
     label: Callable[[Key, str], Coroutine[Any, Any, None]]
     priority: Callable[[wire.Container], int | None]
     wish: Callable[[wire.Container], str] = lambda container: ""  # its pod's annotation: a new value asks for its seat

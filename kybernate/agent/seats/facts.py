@@ -76,6 +76,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         busy=seen.busy,
         idle_since=now if seen.busy else known.idle_since,
         parkable=container.arena_bytes > 0,
+        parked_bytes=container.parked_bytes,
         overlaps=_overlaps(seen, held),
         stands_by_for=seen.stands_by_for,
         lost=container.gpu == "stuck",

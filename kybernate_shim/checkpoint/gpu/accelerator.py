@@ -126,10 +126,10 @@ class CudaAccelerator:
         left = self._gpus.suspended
         if left is None:
             raise Refused(f"container {self._gpus.target.id} is not suspended, which parking begins with")
-        parked = await park(self._gpus.target, left.pids, operation)
-        if parked is not None:
-            left.parked.append(parked)
-        elif not left.parked:
+        assert self._gpus.target.cgroup is not None
+        there = self._gpus.target.cgroup.processes()  # the pid of one that has ended may be any other's by now
+        pids = [pid for pid in left.pids if pid in there]
+        if not await park(self._gpus.target, pids, operation, left.parked) and not left.parked:
             raise Refused(
                 f"container {self._gpus.target.id} has no VRAM in the arena, and nothing else is parked; it stays"
                 " suspended. `kybernate suspend` says why it has none there, `gpu.arena` and kybernate.io/arena give it"
@@ -140,8 +140,11 @@ class CudaAccelerator:
         """Have in host memory again what is parked. Raises Refused, with the rest parked as before."""
         left = self._gpus.suspended
         while left is not None and left.parked:
-            await bring_back(self._gpus.target, left.parked[-1], operation)
-            left.parked.pop()
+            try:
+                await bring_back(self._gpus.target, left.parked[-1], operation)
+            finally:
+                if not left.parked[-1].away():
+                    left.parked.pop()
 
     def discard(self) -> None:
         """Remove what is parked of processes that have ended. Blocks."""
@@ -163,6 +166,7 @@ class CudaAccelerator:
         async with self._gpus.helper() as helper:
             waiting = await self._gpus.in_state(helper, State.CHECKPOINTED, State.LOCKED)
             if not waiting:
+                await asyncio.to_thread(self.discard)
                 self._gpus.suspended = None  # another client has brought them back, or they have ended
                 raise NothingToResume(f"no process of container {self._gpus.target.id} waits for its GPU")
             await self._unpark(operation)

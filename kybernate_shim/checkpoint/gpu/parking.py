@@ -10,17 +10,17 @@ proven to be whole for a later reader, but they are on the disk before the arena
 
 from __future__ import annotations
 
+import asyncio
 import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate_shim.arena.errors import ArenaIncomplete
 from kybernate_shim.arena.memory import Memory
 from kybernate_shim.arena.owner import ArenaOwner
-from kybernate_shim.arena.parked import new_directory
+from kybernate_shim.arena.parked import new_directory, remove
 from kybernate_shim.arena.records import Record
 from kybernate_shim.checkpoint.image.store import require_space
 from kybernate_shim.checkpoint.operation import Operation
@@ -28,10 +28,10 @@ from kybernate_shim.checkpoint.target import Target
 from kybernate_shim.errors import Refused
 from kybernate_shim.gpu.mover_client import vram_mover
 from kybernate_shim.linux.atomic_write import sync
-from kybernate_shim.linux.locks import held
-from kybernate_shim.linux.private_files import make_directory
-from kybernate_shim.linux.threads import to_the_end
+from kybernate_shim.linux.threads import entered, to_the_end
 from kybernate_shim.sizes import NO_NODE, mib
+from kybernate_shim.trust.places import make_private
+from kybernate_shim.vram_io.digest import STRONG
 from kybernate_shim.vram_io.errors import VramError
 from kybernate_shim.vram_io.files import lies_in_memory
 from kybernate_shim.vram_io.image_files import ArenaFile
@@ -59,49 +59,50 @@ class Parked:
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
 
+    def away(self) -> set[int]:
+        """Return the processes that have their bytes here alone."""
+        found = _records(Memory(0), [file.pid for file in self.files])
+        return {owner.pid for owner, record in found if record.parked == str(self.directory)}
+
     def remove(self) -> None:
-        """Remove the files, which no process needs any more. Blocks."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Remove the files, unless a process needs them. Blocks."""
+        with suppress(OSError):
+            remove(self.directory, Memory(0))
 
 
-async def park(target: Target, pids: Sequence[int], operation: Operation) -> Parked | None:
-    """Move what the arena has of suspended processes to the disk; None where it has nothing more of them.
+async def park(target: Target, pids: Sequence[int], operation: Operation, parked: list[Parked]) -> bool:
+    """Move what the arena has of suspended processes to the disk, and add it to `parked`; False where it has nothing.
 
     Raises Refused and NoRoom: then all of it is in the arena as before.
     """
-    memory, root = Memory(0), target.config.parking_root
-    sizes = {pid: sum(one.size for one in record.kept) for pid, record in _records(memory, pids)}
-    pids = [pid for pid, size in sizes.items() if size]
-    if not pids:
-        return None
-    size = sum(sizes.values())
+    memory = Memory(0)
+    found = {owner: sum(one.size for one in record.kept) for owner, record in _records(memory, pids)}
+    sizes = {owner: size for owner, size in found.items() if size}
+    if not sizes:
+        return False
     try:
-        directory, lock = await to_the_end(lambda: _directory_for(target, memory))
-    except OSError as error:
-        raise Refused(f"{root}: {error.strerror}; {_stays(target)}") from error
-    with held(lock):
-        try:
-            with operation.step("park", total_bytes=size):
-                require_space(directory, size, what="parked VRAM")
-                parked = await _saved(target, pids, directory, operation)
-        except BaseException as error:
-            shutil.rmtree(directory, ignore_errors=True)
-            if isinstance(error, VramError | OSError):
-                raise Refused(f"{error}; {_stays(target)}") from error
-            raise
-        operation.commit()  # no await since the last step; from here on, a cancel comes too late
-        _switch(memory, pids, directory)
-    if str(directory) not in memory.parked():
-        shutil.rmtree(directory, ignore_errors=True)
-        raise Refused(f"none of the processes that were to be parked is there any more; {_stays(target)}")
-    return parked
+        async with entered(_directory(target, memory)) as directory:
+            with operation.step("park", total_bytes=sum(sizes.values())):
+                require_space(directory, sum(sizes.values()), what="parked VRAM")
+                one = await _saved(target, [owner.pid for owner in sizes], directory, operation)
+            operation.commit()  # no await since the last step; from here on, a cancel comes too late
+            _switch(memory, sizes, directory)
+            parked.append(one)
+    except (VramError, OSError) as error:
+        raise Refused(f"{error}; {_stays(target)}") from error
+    return True
 
 
-def _switch(memory: Memory, pids: Sequence[int], directory: Path) -> None:
+def _switch(memory: Memory, owners: Iterable[ArenaOwner], directory: Path) -> None:
     """Have the files be where the bytes are; a process for which that fails has them in the arena, as before."""
-    for pid in pids:
-        with suppress(OSError, ArenaIncomplete):  # it has ended, most likely
-            memory.park(ArenaOwner.of(pid), directory)
+    done = 0
+    for owner in owners:
+        with suppress(OSError, ArenaIncomplete):
+            if owner.alive:
+                memory.park(owner, directory)
+                done += 1
+    if not done:
+        raise VramError("none of the processes that were to be parked is there any more")
 
 
 async def _saved(target: Target, pids: Sequence[int], directory: Path, operation: Operation) -> Parked:
@@ -113,7 +114,7 @@ async def _saved(target: Target, pids: Sequence[int], directory: Path, operation
     key = os.urandom(KEY_BYTES)
     async with vram_mover(target.children) as worker:
         await worker.ask(HoldArena(tuple(pids)))
-        files = ImageFiles(directory, target.config.gpu.threads, key=key)
+        files = ImageFiles(directory, target.config.gpu.threads, digest=STRONG, key=key)
         saved = await worker.ask(SaveArena({pid: pid for pid in pids}, files), on_progress=progress)
     await to_the_end(lambda: _sync(directory, saved))
     return Parked(directory, tuple(saved), key)
@@ -125,43 +126,47 @@ def _sync(directory: Path, saved: Sequence[ArenaFile]) -> None:
 
 
 async def bring_back(target: Target, parked: Parked, operation: Operation) -> None:
-    """Move the bytes of those that live into the arena again, and remove the files.
+    """Move the bytes of those that live into the arena again, within the time of a restore, and remove the files.
 
     Raises Refused with them parked as before, whatever of them is not back.
     """
-    memory, settings = Memory(0), target.config.gpu
-    away = {pid for pid, record in _records(memory, [file.pid for file in parked.files]) if record.parked}
+    settings, seconds, away = target.config.gpu, target.config.deadlines.restore, parked.away()
     files = [file for file in parked.files if file.pid in away]
-    if files:
-        try:
+    try:
+        if files:
             with operation.step("unpark", total_bytes=sum(file.size for file in files)) as step:
-                async with vram_mover(target.children) as worker:
+                async with asyncio.timeout(seconds or None), vram_mover(target.children) as worker:
                     await worker.ask(ClaimArena(files, settings.arena, settings.arena_share, NO_NODE))
                     await worker.ask(LoadArena(ImageFiles(parked.directory, settings.threads, key=parked.key)))
                     await worker.ask(AwaitArena())
                     await worker.ask(HandOver({file.pid: file.pid for file in files}))
                 step.bytes = step.bytes or operation.total_bytes
-        except (VramError, OSError) as error:
-            raise Refused(
-                f"the VRAM of container {target.id}, {mib(parked.bytes)} that are parked in {parked.directory}, cannot"
-                f" be brought back: {error}; it stays parked, `kybernate resume` retries"
-            ) from error
-    await to_the_end(parked.remove)
+    except (VramError, OSError) as error:
+        why = str(error) or f"it took longer than {seconds:g} s (deadlines.restore)"
+        raise Refused(
+            f"the VRAM of container {target.id}, {mib(parked.bytes)} that are parked in {parked.directory}, cannot"
+            f" be brought back: {why}; it stays parked, `kybernate resume` retries"
+        ) from error
+    finally:
+        await to_the_end(parked.remove)
 
 
-def _records(memory: Memory, pids: Sequence[int]) -> Iterator[tuple[int, Record]]:
+def _records(memory: Memory, pids: Sequence[int]) -> Iterator[tuple[ArenaOwner, Record]]:
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
-            yield pid, memory.record(ArenaOwner.of(pid))
+            owner = ArenaOwner.of(pid)
+            yield owner, memory.record(owner)
 
 
-def _directory_for(target: Target, memory: Memory) -> tuple[Path, int]:
-    """Make a directory for what is parked now, with its lock. Raises OSError and Refused."""
+@contextmanager
+def _directory(target: Target, memory: Memory) -> Iterator[Path]:
+    """Make a directory for what is parked now, which stays if something is. Blocks; raises OSError and Refused."""
     root = target.config.parking_root
-    make_directory(root)
+    make_private(root)
     if lies_in_memory(root):
         raise Refused(f"{root} is in memory, which nothing is gained by: parking_root names a directory on a disk")
-    return new_directory(root, memory, f"{target.namespace}.{target.id}.")
+    with new_directory(root, memory, f"{target.namespace}.{target.id}.") as directory:
+        yield directory
 
 
 def _stays(target: Target) -> str:

@@ -428,13 +428,25 @@ def test_process_that_has_ended_has_nothing_parked(memory: Memory, tmp_path: Pat
 def test_directories_of_the_ended_are_removed_and_no_others(memory: Memory, me: ArenaOwner, tmp_path: Path) -> None:
     root = tmp_path / "parked"
     root.mkdir()
-    (directory, lock), (filled, _) = parked.new_directory(root, memory, "a."), parked.new_directory(root, memory, "b.")
-    memory.confirm(me, memory.claim(me, [(0, 0x1000, GRAIN)]).kept)
-    memory.park(me, directory)
-    os.close(lock)
-    (root / "ended").mkdir()
-    parked.clear(root, memory)
-    assert sorted(root.iterdir()) == sorted([directory, filled])  # it has bytes of us; it is being filled
-    memory.give_up(me)
-    parked.clear(root, memory)
-    assert list(root.iterdir()) == [filled]
+    with parked.new_directory(root, memory, "b.") as filled:
+        with parked.new_directory(root, memory, "a.") as directory:
+            memory.confirm(me, memory.claim(me, [(0, 0x1000, GRAIN)]).kept)
+            memory.park(me, directory)
+        (root / f"ended{parked.SUFFIX}").mkdir()
+        (root / "another one's").mkdir()
+        parked.clear(root, memory)
+        assert sorted(root.iterdir()) == sorted([directory, filled, root / "another one's"])  # we, and what is filled
+        root.rename(tmp_path / "elsewhere")
+        parked.clear(tmp_path / "elsewhere", memory)
+        assert (tmp_path / "elsewhere" / directory.name).is_dir()  # where a link may lead now
+        (tmp_path / "elsewhere").rename(root)
+        memory.give_up(me)
+        parked.clear(root, memory)
+        assert sorted(root.iterdir()) == sorted([filled, root / "another one's"])
+    assert list(root.iterdir()) == [root / "another one's"]  # where nothing was parked, nothing stays
+
+
+def test_what_is_parked_is_removed_after_a_boot(tmp_path: Path) -> None:
+    (tmp_path / f"left{parked.SUFFIX}").mkdir()
+    parked.clear(tmp_path, Memory(SIZE, tmp_path / "arena"))
+    assert not list(tmp_path.iterdir())

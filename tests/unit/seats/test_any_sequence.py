@@ -45,6 +45,7 @@ RULES = {
     "short": Rules(maximum_wait=20, minimum_residency=1, slice=5, retries=1),
     "shared": Rules(share_vram=True, reserve_bytes=GIB),
     "matrix": Rules(matrix=read_matrix({"evict_costs": {"s0": 5}, "sets": {"one": "s0 & s2", "two": "s4 | s1 & s7"}})),
+    "crowded": Rules(idle_after=40, ram_low=30 * GIB, ram_high=45 * GIB),
     "windows": Rules(windows=(Window(frozenset(range(7)), 8 * 60, 8 * 60 + 2, "inference"),)),
 }
 numbers = st.integers(0, len(MASKS) - 1)
@@ -79,7 +80,7 @@ class Node(RuleBasedStateMachine):
                 container=name,
                 kind="inference" if number % 2 else "training",
                 priority=number // 3,
-                need_bytes=self.sizes[name] if known[number] else 0,
+                need_bytes=self.sizes[name] if known[number] or self.rules == RULES["crowded"] else 0,
                 overlaps=number < 3,
                 stands_by_for="s0" if number == 1 else "",
             )
@@ -94,7 +95,8 @@ class Node(RuleBasedStateMachine):
             free = max(0, TOTAL - self.foreign[index] - taken)
             gpus.append(Gpu(index, TOTAL, free, index not in self.sick))
         seats = [replace(seat, held_bytes=held[name]) for name, seat in self.seats.items()]
-        return State.of(gpus, seats, self.rules, RAM - self.in_ram())
+        free = RAM - self.in_ram()
+        return State.of(gpus, seats, self.rules, free, free - 15 * GIB if self.rules == RULES["crowded"] else free)
 
     def held(self, seat: Seat) -> int:
         has = seat.status in (Status.ACTIVE, Status.SUSPENDING) or seat.name in self.leaving
@@ -132,6 +134,7 @@ class Node(RuleBasedStateMachine):
             assert action.again == seat.busy
         if isinstance(action, Park):
             assert seat.status in (Status.SUSPENDED, Status.FAILED)
+            assert seat.park_at <= self.now
         if isinstance(action, Refuse):
             assert any(one.deadline <= self.now for one in seat.requests)
 
@@ -202,7 +205,7 @@ class Node(RuleBasedStateMachine):
     def restarts(self) -> None:
         """The agent is new: it knows what driver and shims report, and none of what was asked and had failed."""
         for name, seat in self.seats.items():
-            self.seats[name] = replace(seat, requests=(), asked_at=0.0, failures=0, retry_at=0.0)
+            self.seats[name] = replace(seat, requests=(), asked_at=0.0, failures=0, retry_at=0.0, park_at=0.0)
         self.step()
 
     @rule(index=st.integers(0, 2))
@@ -241,7 +244,9 @@ class Node(RuleBasedStateMachine):
             return failed(seat, self.now, self.rules)
         if seat.status == Status.SUSPENDING:
             self.leaving.add(seat.name)
-        return done(replace(seat, need_bytes=self.sizes[seat.name]), self.now)
+        size = self.sizes[seat.name]
+        parked = size * seat.mask.bit_count() if seat.status == Status.PARKING else 0
+        return done(replace(seat, need_bytes=size, parked_bytes=parked), self.now)
 
     # ---- what holds
 

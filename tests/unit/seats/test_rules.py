@@ -174,10 +174,26 @@ def test_ram_pressure_parks_the_coldest() -> None:
     assert shown(warm, replace(cold, parkable=False), ram_free_bytes=3 * GIB) == ["park warm"]
 
 
+def test_a_park_that_fails_delays_no_wake() -> None:
+    left = failed(seat("a", status=Status.PARKING, need_bytes=6 * GIB), NOW, Rules())
+    assert shown(left, ram_free_bytes=3 * GIB) == []
+    assert shown(replace(left, park_at=NOW), ram_free_bytes=3 * GIB) == ["park a"]
+    assert shown(replace(left, requests=(Request(NOW),)), ram_free_bytes=3 * GIB) == ["wake a"]
+    assert left.failures == 0  # those are of its wakes
+
+
 def test_a_suspend_needs_room_in_ram_first() -> None:
     seats = (waiting("a"), active("b", need_bytes=20 * GIB, busy=False), seat("cold", 1, need_bytes=30 * GIB))
     assert shown(*seats, ram_free_bytes=10 * GIB) == ["park cold"]
     assert shown(*seats, ram_free_bytes=24 * GIB) == ["suspend b"]
+
+
+def test_seats_that_wait_do_not_keep_host_memory_from_a_turn() -> None:
+    a, last = waiting("a", need_bytes=6 * GIB), waiting("last", 1, ago=1, need_bytes=6 * GIB)
+    there = (active("b", need_bytes=6 * GIB, busy=False), active("c", 1, need_bytes=6 * GIB, since=NOW - 1))
+    assert shown(a, last, *there, ram_free_bytes=5 * GIB) == ["park last"]
+    assert shown(a, replace(last, status=Status.PARKED), *there, ram_free_bytes=11 * GIB) == ["suspend b"]
+    assert shown(a, last, ram_free_bytes=3 * GIB) == ["wake a", "wake last"]
 
 
 def test_a_parked_seat_wakes() -> None:
@@ -189,6 +205,10 @@ def test_a_parked_seat_comes_through_host_memory() -> None:
     assert shown(parked, cold, ram_free_bytes=10 * GIB) == ["park cold"]
     assert shown(parked, cold, ram_free_bytes=24 * GIB) == ["wake a"]
     assert shown(parked, ram_free_bytes=10 * GIB) == ["wake a"]  # nothing makes room: the shim decides
+    parked = replace(parked, parked_bytes=18 * GIB)
+    assert shown(parked, cold, arena_free_bytes=17 * GIB) == ["park cold"]
+    assert shown(parked, replace(cold, requests=(Request(NOW),)), arena_free_bytes=17 * GIB) == ["park cold"]
+    assert shown(parked, cold, arena_free_bytes=18 * GIB) == ["wake a"]
 
 
 def test_room_counts_once_nvml_shows_it() -> None:

@@ -201,7 +201,9 @@ def test_container_without_bytes_in_the_arena_is_refused(ctr: Ctr, gpus: Gpus) -
 def test_directory_in_memory_is_refused(ctr: Ctr, gpus: Gpus) -> None:
     with gpu.computing(ctr, *gpu.command(mib=MIB), flags=WANTED) as container:
         kybernate("suspend", container.id)
-        with small_disk(ROOT, 64):
+        with small_disk(ROOT, 64) as disk:
+            assert "written to by other users" in refused("kybernate", "park", container.id)
+            disk.chmod(0o700)
             assert "is in memory" in refused("kybernate", "park", container.id)
         kybernate("resume", container.id)
         container.computes_on()

@@ -159,7 +159,7 @@ class FakeNode:
             acts=self,
             note=lambda type, level, message, /, **about: self.said.append((type, message)),
             publish=publish,
-            free_ram=lambda: 1 << 50,
+            free_memory=lambda: (1 << 50, 1 << 50),
             label=label,
             priority=lambda one: None,
             is_own=self.own.__contains__,
