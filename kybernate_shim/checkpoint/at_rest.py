@@ -19,6 +19,7 @@ from kybernate_shim.checkpoint.proof import AnyRoot, Root, evidence, unproven
 from kybernate_shim.checkpoint.rootfs.apply import MOST_ENTRIES, Headers
 from kybernate_shim.checkpoint.rootfs.diff import NAME as ROOTFS_DIFF
 from kybernate_shim.checkpoint.rootfs.diff import OPAQUE, WHITEOUT
+from kybernate_shim.checkpoint.tar_entry import Entry
 from kybernate_shim.checkpoint.tree_tar import ENCODING
 from kybernate_shim.checkpoint.volumes.places import lost
 from kybernate_shim.errors import Damaged, Invalid
@@ -80,7 +81,7 @@ def _root_of(tar: Path, wanted: Collection[str]) -> Root:
     try:
         with (
             Headers(open_plain(tar)) as headers,
-            tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING) as archive,
+            tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING, tarinfo=Entry) as archive,
         ):
             for number, info in enumerate(archive):
                 if number >= MOST_ENTRIES:

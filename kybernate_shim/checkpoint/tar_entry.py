@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tarfile
 from struct import Struct
-from typing import Final, Self
+from typing import Any, Final, Self
 
 FIELDS: Final = Struct("100s 7sx 7sx 7sx 11sx 11sx 6s 2s 1s 100s")
 TERMINATORS: Final = (107, 115, 123, 135, 147)
@@ -31,6 +31,12 @@ class Entry(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Return the entry of a header's block. Raises tarfile.HeaderError."""
         return cls._usual(buf, encoding, errors) or super().frombuf(buf, encoding, errors)
+
+    @classmethod
+    def _frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str, **options: Any) -> Self:
+        """Do the same: newer versions of tarfile call this and not frombuf. Their options concern no usual header."""
+        found: Self = cls._usual(buf, encoding, errors) or super()._frombuf(buf, encoding, errors, **options)  # type: ignore[misc]
+        return found
 
     @classmethod
     def _usual(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self | None:

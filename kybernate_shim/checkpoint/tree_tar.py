@@ -34,6 +34,14 @@ LONGEST: Final = 100  # bytes of a name, or of where a link leads, in a block of
 MOST_ID: Final = 0o7777777  # a user or a group there
 MOST_SIZE: Final = 0o77777777777
 MAGIC_SUM: Final = sum(tarfile.POSIX_MAGIC) + 8 * ord(" ")  # a checksum's own field counts as spaces
+KINDS: Final = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFCHR: tarfile.CHRTYPE,
+    stat.S_IFBLK: tarfile.BLKTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+}
 ENCODING: Final = "utf-8"  # for names; other bytes in them pass through, as Python does it everywhere
 
 
@@ -155,16 +163,8 @@ def _ustar(kind: bytes, name: bytes, size: int, link: bytes = b"", rights: tuple
 
 def _describe(found: TreeFile, attributes: Mapping[str, bytes]) -> tarfile.TarInfo:
     status = found.status
-    kinds = {
-        stat.S_IFREG: tarfile.REGTYPE,
-        stat.S_IFDIR: tarfile.DIRTYPE,
-        stat.S_IFLNK: tarfile.SYMTYPE,
-        stat.S_IFCHR: tarfile.CHRTYPE,
-        stat.S_IFBLK: tarfile.BLKTYPE,
-        stat.S_IFIFO: tarfile.FIFOTYPE,
-    }
     info = tarfile.TarInfo(found.name)
-    info.type = kinds[stat.S_IFMT(status.st_mode)]
+    info.type = KINDS[stat.S_IFMT(status.st_mode)]
     info.mode = stat.S_IMODE(status.st_mode)
     info.uid, info.gid = status.st_uid, status.st_gid
     info.size = status.st_size if info.isreg() else 0

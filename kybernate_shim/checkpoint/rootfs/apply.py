@@ -175,19 +175,21 @@ class _Parent:
 
 @dataclass
 class _Work:
-    """A diff that is being applied. `headers` is what `archive` reads from."""
+    """A diff that is being applied. `headers` is what `archive` reads from.
+
+    `parent` has the directory of the last entry, `linked` that of the file to which the last hard link led.
+    """
 
     archive: tarfile.TarFile
     headers: Headers
-    top: int
     parent: _Parent
+    linked: _Parent
     powers: Powers
     owners: Owners
     stopped: Callable[[], bool]
     layer: bool
     keep: bool
     diff: Diff
-    made: os.stat_result | None = None  # the regular file that was made last
 
 
 def apply_diff(
@@ -216,12 +218,13 @@ def apply_diff(
             if size is not None and found != size:
                 raise Damaged(f"{found} bytes found, {size} expected")
             # Other containers have a pod's volumes, and may move a directory of one elsewhere.
-            parent = _Parent(top, stays=layer)
+            parent, linked = _Parent(top, stays=layer), _Parent(top, stays=layer)
             with (
                 tarfile.open(fileobj=headers, mode="r:", encoding=ENCODING, tarinfo=Entry) as archive,
                 closing(parent),
+                closing(linked),
             ):
-                work = _Work(archive, headers, top, parent, powers or Powers(), owners, stopped, layer, keep, Diff())
+                work = _Work(archive, headers, parent, linked, powers or Powers(), owners, stopped, layer, keep, Diff())
                 for name, time in reversed(_apply_all(work)):  # now that nothing is put into the directories any more
                     with parent.place(name) as place, place.pinned() as path:
                         os.utime(path, ns=(time, time))
@@ -284,13 +287,13 @@ def _apply(work: _Work, info: tarfile.TarInfo) -> bool:
         if work.keep and place.mode():
             return False
         if work.layer and place.name == OPAQUE:
-            _empty(place.directory)
+            _empty(work, place.directory)
             diff.removed += 1
         elif work.layer and place.name.startswith(WHITEOUT):
             victim = place.name.removeprefix(WHITEOUT)
             if victim in ("", ".", ".."):
                 raise Damaged(f"{info.name!r}: a whiteout without a name")
-            _Place(place.directory, victim).remove()
+            _remove(work, _Place(place.directory, victim))
             diff.removed += 1
         else:
             _create(work, info, place)
@@ -301,33 +304,38 @@ def _apply(work: _Work, info: tarfile.TarInfo) -> bool:
 def _create(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
     if place.name == "." and not info.isdir():
         raise Damaged(f"{info.name!r}: the root can only be a directory")
+    make = _make_file if info.isreg() else _make
     try:
-        _make(work, info, place)
+        make(work, info, place)
     except FileExistsError:
         if not (info.isdir() and stat.S_ISDIR(place.mode())):
-            place.remove()
-            _make(work, info, place)
-    if not info.islnk():  # a second name of a file has the attributes already
-        _set_attributes(work, info, place)
+            _remove(work, place)
+            make(work, info, place)
+    if not (info.isreg() or info.islnk()):  # a second name of a file has the attributes already
+        with place.pinned() as path:
+            _set_attributes(work, info, path)
+
+
+def _make_file(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
+    """Make a regular file with its content and attributes.
+
+    All is done to the file that was made, though a container that has a volume, too, may put another one in its place.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with beneath.closing(os.open(place.name, flags, 0o600, dir_fd=place.directory)) as fd:
+        _write(work, info, fd)
+        _set_attributes(work, info, fd)
 
 
 def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
+    """Make a file of another kind."""
     name, directory = place.name, place.directory
-    work.made = None
-    if info.isreg():
-        content = work.archive.extractfile(info)
-        if content is None:
-            raise Damaged(f"{info.name!r}: a file without content")
-        # The map of a sparse entry has no public name; without one, the whole file is data.
-        extents = getattr(info, "sparse", None) or [(0, info.size)]
-        _require_ordered(info, extents)
-        work.made = _write(place, content, extents, info.size, work.stopped)
-    elif info.isdir():
+    if info.isdir():
         os.mkdir(name, 0o700, dir_fd=directory)
     elif info.issym():
         os.symlink(info.linkname, name, dir_fd=directory)
     elif info.islnk():
-        with _Parent(work.top).place(info.linkname) as target:
+        with work.linked.place(info.linkname) as target:
             os.link(target.name, name, src_dir_fd=target.directory, dst_dir_fd=directory, follow_symlinks=False)
     elif info.isfifo():
         os.mkfifo(name, 0o600, dir_fd=directory)
@@ -349,20 +357,21 @@ def _require_ordered(info: tarfile.TarInfo, extents: Sequence[tuple[int, int]]) 
         done = offset + length
 
 
-def _write(
-    place: _Place, content: IO[bytes], extents: Sequence[tuple[int, int]], size: int, stopped: Callable[[], bool]
-) -> os.stat_result:
-    """Make a regular file with its content, and return what it is known by."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(place.name, flags, 0o600, dir_fd=place.directory)
-    try:
-        for offset, length in extents:
-            content.seek(offset)
-            _copy(content, fd, offset, length, stopped)
-        os.ftruncate(fd, size)
-        return os.fstat(fd)
-    finally:
-        os.close(fd)
+def _write(work: _Work, info: tarfile.TarInfo, fd: int) -> None:
+    """Write the content of a regular file into it, which is empty."""
+    extents = getattr(info, "sparse", None)  # the map of a sparse entry, which has no public name
+    _require_ordered(info, [(0, info.size)] if extents is None else extents)
+    if extents is None:  # the whole file is data
+        work.headers.seek(info.offset_data)
+        _copy(work.headers, fd, 0, info.size, work.stopped)
+        return
+    content = work.archive.extractfile(info)
+    if content is None:
+        raise Damaged(f"{info.name!r}: a file without content")
+    for offset, length in extents:
+        content.seek(offset)
+        _copy(content, fd, offset, length, work.stopped)
+    os.ftruncate(fd, info.size)
 
 
 def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callable[[], bool]) -> None:
@@ -371,32 +380,29 @@ def _copy(content: IO[bytes], fd: int, offset: int, length: int, stopped: Callab
             raise Stopped
         data = content.read(min(CHUNK, length))
         if not data:
-            raise Damaged(f"the content ends {length} bytes too early")
+            raise Damaged("unexpected end of data")
         view = memoryview(data)
         while view:
             count = os.pwrite(fd, view, offset)
             view, offset, length = view[count:], offset + count, length - count
 
 
-def _set_attributes(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
+def _set_attributes(work: _Work, info: tarfile.TarInfo, file: str | int) -> None:
     """Set owner, mode, attributes and time, in this order: each of them may clear or change a later one.
 
-    A container that has a volume, too, may have put another file in the place of the one that was made.
+    `file` is its descriptor, or a path that leads to it and to nothing else.
     """
     time, powers = mtime_ns(info), work.powers
-    with place.pinned() as path:
-        if info.isreg() and not (work.made and os.path.samestat(work.made, os.stat(path))):  # noqa: PTH116
-            raise Damaged(f"{info.name!r}: replaced as soon as it was made")
-        os.chown(path, *work.owners(info.uid, info.gid))
-        if not info.issym():
-            rights = 0 if powers.programs_with_rights or not info.isreg() else stat.S_ISUID | stat.S_ISGID
-            Path(path).chmod(info.mode & ~rights)
-        _set_xattrs(info, path, powers, work.owners)
-        if not info.isdir():  # in the end
-            os.utime(path, ns=(time, time))
+    os.chown(file, *work.owners(info.uid, info.gid))
+    if not info.issym():
+        rights = 0 if powers.programs_with_rights or not info.isreg() else stat.S_ISUID | stat.S_ISGID
+        os.chmod(file, info.mode & ~rights)  # noqa: PTH101  # no path, or one of the kernel's
+    _set_xattrs(info, file, powers, work.owners)
+    if not info.isdir():  # in the end
+        os.utime(file, ns=(time, time))
 
 
-def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers, owners: Owners) -> None:
+def _set_xattrs(info: tarfile.TarInfo, file: str | int, powers: Powers, owners: Owners) -> None:
     """Give the file exactly the attributes of the entry; a directory's default ACL may have added others."""
     wanted = {
         name.removeprefix(XATTR): value.encode(errors="surrogateescape")
@@ -407,11 +413,11 @@ def _set_xattrs(info: tarfile.TarInfo, path: str, powers: Powers, owners: Owners
         wanted.pop(CAPABILITY, None)
     for name in wanted:
         _require_portable(info, name, powers)
-    for name in os.listxattr(path):
+    for name in os.listxattr(file):
         if name not in wanted and not _is_label(name):
-            os.removexattr(path, name)
+            os.removexattr(file, name)
     for name, value in wanted.items():
-        os.setxattr(path, name, moved_ids(name, value, owners))
+        os.setxattr(file, name, moved_ids(name, value, owners))
 
 
 def _is_label(name: str) -> bool:
@@ -426,14 +432,22 @@ def _require_portable(info: tarfile.TarInfo, name: str, powers: Powers) -> None:
         raise Damaged(f"{info.name!r}: the attribute {name!r}, and the new container has no CAP_SYS_ADMIN for it")
 
 
-def _empty(directory: int) -> None:
+def _empty(work: _Work, directory: int) -> None:
     for name in os.listdir(directory):
-        _Place(directory, name).remove()
+        _remove(work, _Place(directory, name))
+
+
+def _remove(work: _Work, place: _Place) -> None:
+    """Delete what is there; `linked` may have had it open, or what is in it, as `parent` never does."""
+    work.linked.close()
+    place.remove()
 
 
 def _parted(name: str) -> tuple[str, str]:
     """Return the directory of a name and its last part, "." for the top."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
+    parts = name.split("/")
+    if "" in parts or "." in parts:
+        parts = [part for part in parts if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise Damaged(f"{name!r}: not a name inside the root filesystem")
     return "/".join(parts[:-1]) or ".", parts[-1] if parts else "."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,35 @@ def test_a_link_of_the_image_is_not_followed_either(tar: Tar, root: Path) -> Non
         with pytest.raises(Damaged, match="on the way"):
             Tar(root.parent / "t.tar").add(entry).apply(root)
     assert outside(root) == {"file": "untouched"}
+
+
+@pytest.mark.parametrize("again", ["a/.wh.b", ".wh.a"])
+def test_hard_links_lead_to_a_directory_that_was_made_again(tar: Tar, root: Path, again: str) -> None:
+    for directory in ("a", "a/b"):
+        tar.add(directory, tarfile.DIRTYPE)
+    tar.add("a/b/one", content=b"1").add("first", tarfile.LNKTYPE, link="a/b/one").add(again)
+    for directory in ("a", "a/b"):
+        tar.add(directory, tarfile.DIRTYPE)
+    tar.add("a/b/two", content=b"2").add("second", tarfile.LNKTYPE, link="a/b/two").apply(root)
+    assert [(root / name).read_text() for name in ("first", "second")] == ["1", "2"]
+
+
+@pytest.mark.parametrize("size", ["-1", "-5"])
+def test_file_of_less_than_no_bytes_has_none(tar: Tar, root: Path, size: str) -> None:
+    """Or is refused, by tarfile or here: that depends on the version of tarfile."""
+    info = tarfile.TarInfo("file")
+    info.pax_headers = {"size": size}
+    tar.tar.addfile(info)
+    with suppress(Damaged):
+        tar.add("etc/other", content=b"x").apply(root)
+    assert not (root / "file").exists() or not (root / "file").read_bytes()
+
+
+def test_content_that_ends_too_early_is_refused(tar: Tar, root: Path) -> None:
+    tar.add("file", content=b"x" * 4096).tar.close()
+    os.truncate(tar.path, 2048)
+    with pytest.raises(Damaged, match="unexpected end of data"):
+        apply_diff(tar.path, root)
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced(tar: Tar, root: Path) -> None:

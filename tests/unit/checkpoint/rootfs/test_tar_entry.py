@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -67,3 +68,14 @@ def test_header_of_a_diff_needs_no_tarfile(kind: bytes, monkeypatch: pytest.Monk
         for begin in (0, 2 * tarfile.BLOCKSIZE)
     ]
     assert names == ["././@PaxHeader", "a/b"]
+
+
+def test_usual_headers_of_a_tar_file_need_no_tarfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of its functions this version of tarfile calls."""
+    path = tmp_path / "t.tar"
+    info = tarfile.TarInfo("a/b")
+    info.pax_headers = {"mtime": "1.000000001"}
+    path.write_bytes(_header(info) + bytes(2 * tarfile.BLOCKSIZE))
+    monkeypatch.delattr(tarfile, "calc_chksums")
+    with tarfile.open(path, "r:", encoding=ENCODING, tarinfo=Entry) as archive:
+        assert [(one.name, one.pax_headers) for one in archive] == [("a/b", info.pax_headers)]
