@@ -46,8 +46,7 @@ COPY = "-copy"  # in the name of a file that is removed with the others if the c
 
 @dataclass
 class Driven:
-    """The driver's file of one process: offered by a running interception, until `settle` finds the `region` made of
-    it."""
+    """The driver's file of one process: offered while the interception runs, until `settle` finds its `region`."""
 
     pid: int
     file: files.RoomyFile
