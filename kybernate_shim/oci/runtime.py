@@ -282,8 +282,7 @@ class Runtime:
 
 @contextmanager
 def _named(error: type[Exception], *signs: str) -> Iterator[None]:
-    """Raise `error` for a failure whose message shows one of the signs. A killed runtime, or one that never ran, shows
-    none."""
+    """Raise `error` for a failure whose message shows one of the signs. A killed runtime shows none."""
     try:
         yield
     except RuntimeFailed as failure:
