@@ -65,7 +65,7 @@ async def related(requester: Requester, name: str, words: Sequence[str]) -> tupl
         if isinstance(error, RpcError) and error.code in UNKNOWN:
             return ()  # of an older release
         raise ImageNotFetched(
-            "the node's agent does not say which images of the container other nodes and the object store have:"
+            "the node's agent does not report which images of the container other nodes and the object store have:"
             f" {error or 'it has not answered in time'}. Nothing was restored; name the image, or try again"
         ) from error
     finally:

@@ -67,7 +67,7 @@ class GpuStates:
                 f" `kybernate status {self._id}` shows"
             )
         if call == "park":
-            raise Refused(f"cannot park container {self._id}: it is not suspended, which parking begins with")
+            raise Refused(f"cannot park container {self._id}: only what is suspended can be parked")
         raise Refused(
             f"cannot {call} container {self._id}: some of its processes are not back on their GPUs; `kybernate resume"
             f" {self._id}` retries that"

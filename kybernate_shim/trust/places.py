@@ -150,7 +150,7 @@ def _judge(name: Path, status: os.stat_result, *, last: bool) -> None:
     described = _described(status)
     if status.st_uid not in _trusted():
         raise Refused(
-            f"{name} ({described}) belongs to another user, who can exchange what is in it. "
+            f"{name} ({described}) belongs to another user, who can replace what is in it. "
             f"Nothing was written. Name a directory of root's, or: chown root {name}"
         )
     if status.st_mode & WRITABLE and (last or not status.st_mode & stat.S_ISVTX):

@@ -125,7 +125,7 @@ class CudaAccelerator:
         """
         left = self._gpus.suspended
         if left is None:
-            raise Refused(f"container {self._gpus.target.id} is not suspended, which parking begins with")
+            raise Refused(f"container {self._gpus.target.id} is not suspended: only what is suspended can be parked")
         parked = await park(self._gpus.target, left.pids, operation)
         if parked is not None:
             left.parked.append(parked)

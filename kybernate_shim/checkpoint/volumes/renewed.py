@@ -77,6 +77,6 @@ def mapped(pids: Sequence[int], destinations: Collection[str]) -> Iterator[str]:
             found = {name for name in names if any(f"{name}/".startswith(f"{place}/") for place in destinations)}
             for name in sorted(found):
                 yield (
-                    f"{title_of(pid)} has {name!a} mapped, whose content is another one in every pod; a program that"
+                    f"{title_of(pid)} has {name!a} mapped, whose content differs in every pod; a program that"
                     " reads it instead can be restored"
                 )
