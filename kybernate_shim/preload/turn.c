@@ -73,8 +73,8 @@ static bool agent_is_there(int fd)
     return syscall(SYS_fcntl, fd, GET_LOCK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Whether the program has to wait on. Calls by number: the C library's own functions need a newer version than
- * containers have. */ static bool is_before(struct turn *turn, int fd)
+/* Whether the program has to wait on. Calls by number: the C library's own are newer than those in containers. */
+static bool is_before(struct turn *turn, int fd)
 {
     struct stat found;
     if (syscall(SYS_fstat, fd, &found) || found.st_size == 0)

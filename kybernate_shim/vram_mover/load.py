@@ -149,7 +149,7 @@ class Proof(Background):
 
 
 def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: CopyOptions | None = None) -> None:
-    """Fill regions, or parts of them, again whose pages were to be dropped, of which all, some or none may be dropped.
+    """Fill regions, or parts of them, again. All, some or none of their pages may have been dropped.
 
     A cancelled operation is undone by this very function: it ignores `how.cancel`. Raises as load.
     """
