@@ -42,7 +42,7 @@ class NodeArena:
         self.worker = SharedWorker(["arena", str(self._folder), as_text(sizes), str(share)])
 
     async def configure(self, sizes: NodeSizes, share: float) -> None:
-        """Use other settings, from the next job on, or once those that run have ended: they have it mapped.
+        """Use other settings, from the next job on, or once running jobs have ended: their worker maps what is there.
 
         What the arena has of processes stays. It grows with its next job. It is made again, smaller or divided
         differently, when processes have only copies there, and until then hands out no more than the new size.

@@ -1,6 +1,6 @@
 """The driver's checkpoint calls, through `cuda.bindings.driver`. Only the CUDA helper's workers import this module.
 
-A call that the driver refuses is a result here, not an exception: callers decide by them.
+A call that the driver refuses is a result here, not an exception: callers decide by it.
 Source: docs.nvidia.com "CUDA Driver API", CUDA checkpointing.
 """
 

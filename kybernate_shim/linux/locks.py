@@ -1,4 +1,4 @@
-"""Locks between the processes of a node. The kernel releases one with its last descriptor, so a killed one has none.
+"""Locks between the processes of a node. The kernel releases one with its last descriptor, so no killed holder has one.
 
 A lock is a descriptor: `held` closes it. Imported by every `start` and `delete`, so this imports next to nothing.
 Source: flock(2).
