@@ -1,8 +1,8 @@
 """Settings of threads that CRIU does not keep, read and set from outside: CPUs, timer slack, I/O priority, core dumps.
 
 A thread inherits all of them from the thread that starts it, so a container's threads begin with the shim's. A
-program's choice is what differs from that. Only a choice is worth keeping: the rest belongs to the node. Sources:
-sched_setaffinity(2), ioprio_set(2), cpuset(7), core(5); /proc/PID/timerslack_ns in proc(5).
+program's choice is what differs from that. Only a choice is worth keeping: the rest belongs to the node.
+Sources: sched_setaffinity(2), ioprio_set(2), cpuset(7), core(5); /proc/PID/timerslack_ns in proc(5).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 NVIDIA's runtime edits config.json at `create` and passes every other command on as it is, so a container that is
 restored would have neither devices nor libraries. It is therefore run once with a program that does nothing in place of
 the runtime below it. Its hooks are taken out: they would work on a root filesystem that CRIU has not made yet, and what
-they mounted is in the image's mounts. What they allowed in the device cgroup is put into the spec instead. Source:
-github.com/NVIDIA/nvidia-container-toolkit, internal/runtime (HasCreateSubcommand, the order of `runtimes`).
+they mounted is in the image's mounts. What they allowed in the device cgroup is put into the spec instead.
+Source: github.com/NVIDIA/nvidia-container-toolkit, internal/runtime (HasCreateSubcommand, the order of `runtimes`).
 """
 
 from __future__ import annotations

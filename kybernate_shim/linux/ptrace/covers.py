@@ -5,8 +5,8 @@ access. But calls such as cuEventQuery, cuStreamQuery, cuStreamSynchronize, cuEv
 read the GPU's semaphores there before they wait for the driver's lock, so that a program that polls an event dies by
 SIGSEGV, also where the driver's own tool has it checkpointed. With empty memory in that place they see all work as
 done, which it is: the driver has waited for it. At a restore the driver maps its own memory at the same addresses
-again. Source: measured with driver 580.159 on an H200; all 31 mappings of a context came back, and nothing of this was
-left.
+again.
+Source: measured with driver 580.159 on an H200; all 31 mappings of a context came back, and nothing of this was left.
 """
 
 from __future__ import annotations
