@@ -1,4 +1,4 @@
-"""The RPC code of each error of the inner modules, as one table: the code tells clients what they can do about it.
+"""The RPC code of each error of the inner modules, as one table: the code shows what a client can do about it.
 
 Source: gRPC's "Status codes and their use in gRPC"; for an operation that runs already, the Container Storage
 Interface, which answers ABORTED to a second one. UNAVAILABLE is not used: to containerd it means that the shim is gone.
