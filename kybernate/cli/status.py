@@ -141,9 +141,9 @@ def _known(seen: SurveyedContainer) -> wire.Container:
 def _state(status: wire.Container | None) -> str:
     if status is None:
         return UNKNOWN
-    from kybernate.node.lookup import gpu_word
+    from kybernate.node.lookup import shown_gpu
 
-    gpu = gpu_word(status) or ("suspended" if status.suspended else "")
+    gpu = shown_gpu(status.gpu, status.parked_bytes) or ("suspended" if status.suspended else "")
     return f"{status.state}, {gpu}" if gpu not in ("", "attached", f"{status.phase}ing") else status.state
 
 

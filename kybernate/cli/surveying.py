@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kybernate.client import Agent
 from kybernate.messages import agent_pb2
-from kybernate.node.lookup import KnownContainer, task_word
+from kybernate.node.lookup import KnownContainer, gpu_word, task_word
 from kybernate.node.survey import SurveyedContainer
 from kybernate_shim.messages import shim_pb2 as wire
 
@@ -63,8 +63,8 @@ def surveyed_of(one: agent_pb2.Container, operation: agent_pb2.Operation | None 
         id=one.id,
         state=task_word(one.state),
         pid=one.pid,
-        gpu=one.gpu,
-        suspended=one.gpu == "suspended",
+        gpu=gpu_word(one.gpu),
+        suspended=one.gpu == agent_pb2.Container.SUSPENDED,
         parked_bytes=one.parked_bytes,
         note=one.note,
     )

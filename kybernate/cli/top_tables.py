@@ -10,7 +10,7 @@ from kybernate.cli.output import age, moment, printable, size
 from kybernate.client.requests import has_ended
 from kybernate.client.watching import NodeView
 from kybernate.messages import agent_pb2 as wire
-from kybernate.node.lookup import gpu_word, task_word
+from kybernate.node.lookup import gpu_word, shown_gpu, task_word
 
 ENDED_SECONDS = 60.0  # how long an operation is shown after its end
 BAR_WIDTH = 16
@@ -93,18 +93,19 @@ def _containers(view: NodeView, now: float) -> list[Row]:
 def _container(one: wire.Container, operation: wire.Operation | None, now: float) -> Row:
     words = f"{operation.verb} {operation.progress.step}" if operation is not None else one.operation
     state, begun = task_word(one.state), moment(one.started)
+    gpu = shown_gpu(gpu_word(one.gpu), one.parked_bytes)
     return Row(
         f"{one.namespace}/{one.id}",
         (
             printable(one.title),
             state or "no task",
-            gpu_word(one),
+            gpu,
             size(one.vram_bytes) if one.vram_bytes else "",
             age(now - begun) if begun else "",
             words.strip(),
             printable(one.note or one.problem),
         ),
-        (one.title, f"{state} {gpu_word(one)}", -one.vram_bytes, -begun),
+        (one.title, f"{state} {gpu}", -one.vram_bytes, -begun),
     )
 
 

@@ -198,6 +198,28 @@ class Container(_message.Message):
     HELD: Container.State
     STOPPED: Container.State
     UNKNOWN: Container.State
+    class GpuState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NO_GPU: _ClassVar[Container.GpuState]
+        ATTACHED: _ClassVar[Container.GpuState]
+        SUSPENDING: _ClassVar[Container.GpuState]
+        SUSPENDED: _ClassVar[Container.GpuState]
+        PARKING: _ClassVar[Container.GpuState]
+        RESUMING: _ClassVar[Container.GpuState]
+        CHECKPOINTING: _ClassVar[Container.GpuState]
+        RESTORING: _ClassVar[Container.GpuState]
+        STUCK: _ClassVar[Container.GpuState]
+        OTHER: _ClassVar[Container.GpuState]
+    NO_GPU: Container.GpuState
+    ATTACHED: Container.GpuState
+    SUSPENDING: Container.GpuState
+    SUSPENDED: Container.GpuState
+    PARKING: Container.GpuState
+    RESUMING: Container.GpuState
+    CHECKPOINTING: Container.GpuState
+    RESTORING: Container.GpuState
+    STUCK: Container.GpuState
+    OTHER: Container.GpuState
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -244,7 +266,7 @@ class Container(_message.Message):
     runtime: str
     state: Container.State
     pid: int
-    gpu: str
+    gpu: Container.GpuState
     operation: str
     vram_bytes: int
     arena_bytes: int
@@ -263,7 +285,7 @@ class Container(_message.Message):
     in_flight: int
     waits_for: str
     active_until: _timestamp_pb2.Timestamp
-    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[_Union[Container.State, str]] = ..., pid: _Optional[int] = ..., gpu: _Optional[str] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., id: _Optional[str] = ..., title: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod: _Optional[str] = ..., name: _Optional[str] = ..., image: _Optional[str] = ..., runtime: _Optional[str] = ..., state: _Optional[_Union[Container.State, str]] = ..., pid: _Optional[int] = ..., gpu: _Optional[_Union[Container.GpuState, str]] = ..., operation: _Optional[str] = ..., vram_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., parked_bytes: _Optional[int] = ..., note: _Optional[str] = ..., problem: _Optional[str] = ..., sandbox: _Optional[bool] = ..., workload: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_from: _Optional[str] = ..., foreign: _Optional[bool] = ..., pod_uid: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pod_ip: _Optional[str] = ..., in_flight: _Optional[int] = ..., waits_for: _Optional[str] = ..., active_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
     __slots__ = ("name", "namespace", "lines", "follow")

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Ambiguous, Missing
 from kybernate.node.words import word
-
-if TYPE_CHECKING:
-    from kybernate_shim.messages.shim_pb2 import Container as ShimContainer
 
 ID_LENGTH = 12  # of an id of 64 digits; enough to distinguish containers
 UP_PODS: Final = "kybernate-up-"  # how UIDs of pods of `kybernate up` begin; those of an API server are UUIDs
@@ -74,9 +71,14 @@ def task_word(state: Container.State) -> str:
     return word(Container.State, state) if state != Container.NO_TASK else ""
 
 
-def gpu_word(one: Container | ShimContainer) -> str:
+def gpu_word(state: Container.GpuState) -> str:
+    """Return the word for the state of a container's GPU memory, as its shim has it; empty without any."""
+    return word(Container.GpuState, state) if state != Container.NO_GPU else ""
+
+
+def shown_gpu(gpu: str, parked_bytes: int) -> str:
     """Return the state of a container's GPU memory for people: "parked" of one that is suspended, and on the disk."""
-    return "parked" if one.gpu == "suspended" and one.parked_bytes else one.gpu
+    return "parked" if gpu == "suspended" and parked_bytes else gpu
 
 
 def resolve(query: str, containers: Iterable[KnownContainer]) -> KnownContainer:

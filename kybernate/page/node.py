@@ -14,7 +14,7 @@ from kybernate.client.asynchronous import AsyncAgent
 from kybernate.client.watching import Position
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
-from kybernate.node.lookup import gpu_word, task_word
+from kybernate.node.lookup import gpu_word, shown_gpu, task_word
 from kybernate.node.words import word
 from kybernate.page import view
 from kybernate.page.source import Action, ActionRefused, LogAbsent
@@ -107,7 +107,7 @@ def _container(one: wire.Container) -> view.Container | None:
         title=one.title,
         image=one.image,
         state=task_word(one.state),
-        gpu=gpu_word(one),
+        gpu=shown_gpu(gpu_word(one.gpu), one.parked_bytes),
         host_bytes=one.vram_bytes,
         gpus=tuple(one.gpu_uuids),
         operation=one.operation,

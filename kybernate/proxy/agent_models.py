@@ -22,11 +22,10 @@ ABSENT: Final = "Missing"  # the agent's name of that fact
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # between two tries to reach an agent that is being started again
 ENDING_SECONDS: Final = 0.5  # in which containerd knows of a container that has just ended, and can remove it
 PHASES: Final = {  # by the state of its GPU memory; in all others its processes compute, or will without a wake
-    "suspending": Phase.SUSPENDING,
-    "suspended": Phase.ASLEEP,
-    "partly suspended": Phase.ASLEEP,
-    "stuck": Phase.ASLEEP,
-    "resuming": Phase.WAKING,
+    wire.Container.SUSPENDING: Phase.SUSPENDING,
+    wire.Container.SUSPENDED: Phase.ASLEEP,
+    wire.Container.STUCK: Phase.ASLEEP,
+    wire.Container.RESUMING: Phase.WAKING,
 }
 
 

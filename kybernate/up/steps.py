@@ -16,6 +16,7 @@ from aiohttp import ClientSession
 
 from kybernate.client import AgentRefused, OperationFailed
 from kybernate.client.asynchronous import AsyncAgent
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Failure, Unavailable
 from kybernate.store.errors import ImageDamaged
 from kybernate.up import probing
@@ -25,7 +26,7 @@ from kybernate.up.pods import Pods, Running
 from kybernate.up.room import Room
 
 TEMPLATE_SECONDS: Final = 600.0
-SUSPENDED: Final = ("suspended", "partly suspended", "suspending")
+SUSPENDED: Final = (Container.SUSPENDED, Container.SUSPENDING)
 TEMPLATE_LABEL: Final = "kybernate.io/up"  # of a template: its project
 Say = Callable[[str, str], None]  # a model's name, and a sentence about it
 
@@ -142,7 +143,7 @@ class Steps:
     async def _suspend(self, kept: Kept) -> None:
         """Suspend a model's GPU memory; a program that has none is ready as it is."""
         container = await self._agent.container(self._pod_name(kept.entry))
-        if container.gpu == "attached":
+        if container.gpu == Container.ATTACHED:
             result = await (await self._agent.suspend(self._pod_name(kept.entry))).result()
             self.slept(kept.entry.name)
             kept.vram = result.vram_bytes // max(1, len(self._room.of(kept.entry.devices))) or kept.vram

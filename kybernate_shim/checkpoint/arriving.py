@@ -34,7 +34,7 @@ STEP = "arrival"
 
 @asynccontextmanager
 async def claimed(image: Image) -> AsyncIterator[Image]:
-    """Have an arriving image for the block; another restore is refused where its files are given back as they are read.
+    """Claim an arriving image for the block; another restore is refused where its files are freed as they are read.
 
     Yields the image as it is now: it may have arrived in the meantime. Raises Refused and HeldFailed.
     """
@@ -85,7 +85,7 @@ def _arrival(image: Image) -> Arrival | None:
 
 
 class Awaited:
-    """The rest of an arriving image, of one restore. `step` says what the wait has cost, once it is over."""
+    """The rest of an image that arrives for one restore. `step` says what the wait has cost, once it is over."""
 
     def __init__(self, arrival: Arrival, operation: Operation) -> None:
         self._arrival = arrival

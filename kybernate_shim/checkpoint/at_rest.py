@@ -1,6 +1,6 @@
-"""The proof that an image can be restored, made from the image alone: of one that lies on a disk.
+"""The proof that an image can be restored, made from an image on a disk alone.
 
-What the layers of the container image have is not known there: what is neither among the changed files nor deleted by
+What the layers of the container image have is not known then: what is neither among the changed files nor deleted by
 them is taken to be in a layer.
 """
 
@@ -32,7 +32,7 @@ NOWHERE: Final = "rootfs"  # no image has a directory
 
 @dataclass(frozen=True)
 class DiffRoot:
-    """The root filesystem that a restore makes of unknown layers and a diff: what that has of interest, and deletes."""
+    """The root filesystem that a restore makes of unknown layers and a diff: what the diff has and what it deletes."""
 
     there: Collection[str]
     deleted: Collection[str]
@@ -45,7 +45,7 @@ class DiffRoot:
 
 
 def unrestorable(directory: Path, manifest: Manifest) -> list[Problem]:
-    """Return what of an image whose files are whole a restore would not find; nothing is known of an encrypted one."""
+    """Return what a restore of an intact image would not find; of an encrypted image, nothing is known."""
     if manifest.encryption is not None:
         return []
     listed = {file.name for file in manifest.files}

@@ -1,6 +1,6 @@
 """UNIX sockets in directories that a restore without the changed files of the root filesystem does not have.
 
-CRIU binds each socket to its path again, but makes the directory only of one whose path is gone. Python's
+CRIU binds each socket to its path again, but makes the directory only for a socket whose path is gone. Python's
 multiprocessing, for one, binds sockets in a new directory below /tmp. Whether a directory is in the image of the
 container is decided by the layers of its overlay; what is on another mount is restored with that.
 Sources: CRIU's sk-unix.c, `unix_resolve_name` and `bind_unix_sk`; the kernel's unix_open_file (SIOCUNIXFILE).

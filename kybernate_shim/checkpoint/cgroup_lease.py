@@ -91,7 +91,7 @@ def _read(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path, *, seconds: float = 0) -> Iterator[TextIO | None]:
-    """Open and lock a file, which is made if need be; None while another has it, after so many seconds."""
+    """Open and lock a file, created if need be; None where it is still locked elsewhere after so many seconds."""
     make_directory(path.parent)
     lock = try_lock_file(path, seconds=seconds)
     if lock is None:

@@ -1,7 +1,8 @@
 """What a restored container sees of cgroups of version 1: its own, as at its first start.
 
-The runtime shows a container a part of each hierarchy, and CRIU, when it restores, the whole one: with the cgroups of
-all containers of the node, and limits that are not its own. So each is exchanged for the part that is its own now.
+The runtime shows a container a part of each hierarchy. CRIU shows a restored one the whole hierarchy, with the cgroups
+of all containers of the node and limits that are not its own. So each is replaced by the part that is the container's
+own now.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MOST_ENVIRONMENT = 1 << 20  # bytes; the runtime's is the daemon's, and begins w
 
 @dataclass(frozen=True)
 class Traces:
-    """By what the parts of an operation on one container are found.
+    """What identifies the parts of an operation on one container.
 
     `configuration` is the file that the environment of its programs names; `cgroups_path` is config.json's, "" where
     others may be in that cgroup; `state` is the runtime's directory for the container, and `work` the name of CRIU's.
@@ -82,7 +82,7 @@ def work_name(namespace: str, container: str, verb: str = "restore") -> str:
 
 
 def told_of(configuration: Path, *, everywhere: bool = True) -> list[int]:
-    """Return the processes in whose environment CRIU's configuration file is that one.
+    """Return the processes whose environment names that file as CRIU's configuration.
 
     Without `everywhere`, only those in our own pid namespace, where the runtime and CRIU itself run: a container's own
     processes may claim anything. Where none is found, waits EXEC_SECONDS at most for those in the middle of exec,
@@ -122,10 +122,10 @@ def _pids() -> set[int]:
 
 
 def _look(pid: int, sign: bytes, ours: int, *, everywhere: bool) -> Look:
-    """Look at a process once, and never wait for it without end.
+    """Look at a process once, and never wait for it indefinitely.
 
-    The kernel shows no environment in the middle of exec. It shows none either of a process that hides its own, by
-    prctl(2) or by unmapping it, which neither the runtime nor CRIU does. Of those in exec, only programs in our own pid
+    The kernel shows no environment in the middle of exec. Nor does it show that of a process that hides it, by prctl(2)
+    or by unmapping it, which neither the runtime nor CRIU does. Of those in exec, only programs in our own pid
     namespace count: CRIU's other processes, which are those that it restores, were forked.
     """
     try:
@@ -210,7 +210,7 @@ def plain_path(cgroups_path: str) -> str:
 
 
 def scratch_mounts(work: str) -> list[Path]:
-    """Return the mounts of CRIU's in a work directory of that name, whatever the directory lies in."""
+    """Return CRIU's mounts in a work directory of that name, wherever the directory is."""
     mounts = [mount.path for mount in read_mountinfo()]
     return [path for path in mounts if path.name.startswith(SCRATCH) and path.parent.name == work]
 

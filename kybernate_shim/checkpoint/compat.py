@@ -74,7 +74,7 @@ class RestorePlace:
 
 
 def compare(manifest: Manifest, place: RestorePlace, mounts: MountUnmatched | None = None) -> list[Difference]:
-    """Return every difference that matters, refusals first. `mounts` is what matching them raised, if it did."""
+    """Return every difference that matters, refusals first. `mounts` is the error that matching them raised, if any."""
     findings = [
         *_host(manifest.host, place.host),
         *_cpu(manifest.host, place.host),

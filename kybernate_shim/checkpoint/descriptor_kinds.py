@@ -1,7 +1,7 @@
 """Kinds of descriptors that CRIU cannot dump, or brings back as something else, each with what to do about it.
 
-Of the first, CRIU says a number only when the container is frozen. Of the second it says nothing: an eventfd that is a
-semaphore comes back as a counter, since the kernel has no call that would make one of the other.
+For the first, CRIU reports only a number, once the container is frozen. For the second it reports nothing: an eventfd
+that is a semaphore comes back as a counter, since the kernel has no call that would make one of the other.
 Sources: CRIU's files.c, eventfd.c and pipes.c of versions 4.1 and 4.2; proc(5), /proc/PID/fdinfo.
 """
 
@@ -77,7 +77,7 @@ def problem_of(held: HeldFile) -> str:
 
 
 def _device(held: HeldFile) -> str:
-    """Return what is wrong with an open device: of the miscellaneous ones, CRIU knows that of tunnels alone."""
+    """Return what is wrong with an open device: of the miscellaneous ones, CRIU knows only that of tunnels."""
     status = status_of(held.place)
     if not stat.S_ISCHR(status.st_mode) or os.major(status.st_rdev) != MISCELLANEOUS:
         return ""

@@ -17,7 +17,7 @@ class DumpRequest:
     `durable`: the image survives a power failure once the call returns; a directory that containerd copies and removes
     immediately need not. `deadline` is in seconds for all steps together, 0 for none.
     `digest` is the algorithm for files. `max_freeze` is the time in seconds for which the container may be frozen, 0
-    for what its annotation or the node says, a year for any; `max_freeze_from` says in words where it comes from.
+    for what its annotation or the node says, a year for no limit; `max_freeze_from` says in words where it comes from.
     With a `destination`, `image` is a directory in memory, and the files go to the destination, `encrypted` or not.
     `hold` is how many seconds the container stays frozen when its image is complete, 0 for none.
     `volumes` are those of the pod's own that the image is to have, in the annotation's words; "" as configured.
@@ -46,7 +46,7 @@ class DumpRequest:
 
     @property
     def stays_frozen(self) -> bool:
-        """Whether the container runs no more before its image is complete on the disk."""
+        """Whether the container stays frozen until its image is complete on the disk."""
         return self.exit or self.hold > 0
 
 

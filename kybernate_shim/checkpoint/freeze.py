@@ -1,18 +1,18 @@
 """Freezes a container where CRIU can seize it.
 
 A process that has called vfork(2), as shells and posix_spawn(3) do, waits in the kernel until its child executes a
-program or ends, and no ptrace stop gets through to it before. The freezer takes both for frozen. CRIU then stops the
-child, waits for the parent, and so both wait for each other, until CRIU's own limit is over. So a container that is
+program or ends, and no ptrace stop gets through to it before. The freezer regards both as frozen. CRIU then stops the
+child, waits for the parent, and so both wait for each other, until CRIU's own limit expires. So a container that is
 caught at that moment is thawed for another moment, and frozen again.
 
 The same goes for a process that a signal has stopped, where the freezer is that of cgroup version 1: there CRIU's
 PTRACE_SEIZE waits for a thread that cannot move, and nothing but a thaw ends that.
 
-A process that is traced has one tracer alone. CRIU would try until its own limit is over to be that, while the tracer
-is frozen, or is none of the container's and may hold what it traces as long as it likes.
+A process has one tracer at most. Of a traced one, CRIU would try to become the tracer until its own limit expires,
+while the tracer is frozen, or is outside the container and may keep its tracee for any time.
 
-A process that was being killed when it was frozen may be a zombie of which threads are left, which CRIU refuses. They
-end once they are thawed.
+A process that was being killed when it was frozen may be a zombie with threads left, which CRIU refuses. They end once
+they are thawed.
 Sources: ptrace(2); the kernel's ptrace_attach, which waits for JOBCTL_TRAPPING.
 """
 
@@ -97,7 +97,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def vforks(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield those of the processes that share the memory of their parent, which is one of them, too, as its children.
+    """Yield the processes that share the memory of their parent, where that is among them, too.
 
     They should be frozen. Each pair is (parent, child).
     """

@@ -74,7 +74,7 @@ class Expected:
 
     @property
     def seconds(self) -> float:
-        """The shortest time that it can take: CRIU reads the memory as well, which no measurement before it knows."""
+        """The shortest time that it can take: CRIU reads the memory as well, which cannot be measured before."""
         return self.bytes / self.rate
 
     def require(self, container: str, limit: FreezeLimit) -> None:
@@ -106,7 +106,7 @@ class Expected:
 class Standstill:
     """The time for which one operation keeps a container frozen, and the end of the operation when that is too long.
 
-    An async context around the operation and its undo, which `begin` and `end` divide.
+    An async context around the operation and its undo. `begin` and `end` mark the freeze.
     """
 
     def __init__(self, container: str, operation: Operation) -> None:

@@ -1,4 +1,4 @@
-"""The loopback device of a restored container with a private network, as ctr's have and a pod's have not.
+"""The loopback device of a restored container with a private network, as ctr's have and those of pods do not.
 
 The runtime switches it on when it creates such a container. At a restore it has CRIU make an empty network, and leaves
 the device off. `switch_on` does it afterwards. But where sockets are restored, that is too late: no connection of the

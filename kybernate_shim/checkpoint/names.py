@@ -1,8 +1,9 @@
 """Names of files that a restore needs and that only the dump can know: they are in the image, and made again.
 
-CRIU finds a file whose own name is gone, while it has another one, by a hard link of its own. It removes that link at
-the end of a dump that leaves the container running, before anything else could take it into an image. So the image says
-which other name the file has, and a restore makes CRIU's link to it again, which CRIU then removes.
+Where the name of an open file is gone and the file has another one, CRIU finds it by a hard link that it makes. It
+removes that link at the end of a dump that leaves the container running, before anything else could take it into an
+image. So the image says which other name the file has, and a restore makes CRIU's link to it again, which CRIU then
+removes.
 
 CRIU binds a UNIX socket to the path that the program gave, though it may have been renamed since. Where it lies is
 known by its file (SIOCUNIXFILE): after CRIU has bound it, and before a process runs, it is moved there.

@@ -108,7 +108,7 @@ class Operation:
 
     @contextmanager
     def waiting(self, step: Step, total_bytes: int, measure: Callable[[], int]) -> Iterator[None]:
-        """Time and show a wait within another step, to whose seconds it does not count."""
+        """Time and show a wait within another step, whose seconds do not include it."""
         outer, begin = self.step_name, time.monotonic()
         self.steps.append(step)
         self.step_name, self.total_bytes, self.measure = step.name, total_bytes, measure

@@ -1,4 +1,4 @@
-"""What of a container's processes and threads CRIU would lose silently, or refuse only once they are frozen.
+"""State of a container's processes and threads that CRIU would lose silently, or refuse only once they are frozen.
 
 A thread usually has working directory, root, umask, descriptors and namespaces in common with its process. CRIU looks
 at the process's first thread alone, and gives the others the same. Of namespaces below the container's own, CRIU knows
@@ -53,7 +53,7 @@ def nested_namespaces(pids: Iterable[int], init: int) -> list[str]:
 
 
 def own_thread_state(pids: Iterable[int]) -> list[str]:
-    """Return a sentence for each thread that does not share all with its process that CRIU takes for shared.
+    """Return a sentence for each thread that does not share with its process all that CRIU regards as shared.
 
     And for each process with an execution domain (personality(2)), of which CRIU knows nothing.
     """
@@ -79,7 +79,7 @@ def _apart(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def _differences(pid: int, tid: int, own: Sequence[str]) -> list[tuple[int, str]]:
-    """Return what a thread does not share with its process; one of the two that is exiting has given up all."""
+    """Return what a thread does not share with its process; nothing where one of the two is exiting."""
     found = []
     if not same_directories(pid, tid):
         found.append("a working directory, root and umask")
@@ -91,7 +91,7 @@ def _differences(pid: int, tid: int, own: Sequence[str]) -> list[tuple[int, str]
 
 
 def _namespace(tid: int, kind: str) -> str:
-    """Return what identifies a thread's namespace; a kernel without that kind has one, "", for all."""
+    """Return what identifies a thread's namespace; on a kernel without that kind, "" for all."""
     try:
         return os.readlink(f"/proc/{tid}/ns/{kind}")  # noqa: PTH115  # thousands of threads
     except FileNotFoundError:

@@ -51,8 +51,8 @@ class Unproven:
 class ImageEvidence:
     """What the proof goes by. `mounts` are the image's by their ids, without the root.
 
-    `names` are made before CRIU begins. `lost` are the destinations of mounts whose content will be another one, with
-    the reason. `foreign` are roots that programs have made for themselves: CRIU's own checks must do for what is there.
+    `names` are made before CRIU begins. `lost` are the destinations of mounts whose content will be different, with the
+    reason. `foreign` are roots that programs have made for themselves: CRIU's own checks must do for what is there.
     """
 
     directory: Path

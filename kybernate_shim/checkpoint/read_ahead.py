@@ -46,7 +46,7 @@ def read_ahead(
 
 
 def _is_new(found: TreeFile, seen: set[tuple[int, int]]) -> bool:
-    """Return whether it is a regular file that has not come yet by another name."""
+    """Return whether it is a regular file that was not found before under another name."""
     if not stat.S_ISREG(found.status.st_mode):
         return False
     if found.status.st_nlink > 1:

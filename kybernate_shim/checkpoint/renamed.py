@@ -89,7 +89,7 @@ def _find_link(
 
 
 def _holders(directory: Path, number: int, held: Sequence[HeldFile]) -> dict[Identity, HeldFile]:
-    """Return which files that still have a name are held, by one process each: mostly one, since names are."""
+    """Return the held files that still have a name, each with a process: usually one, since names are unique."""
     files = {identity: one for one in held if (identity := _identity(one)) is not None}
     if len(files) < 2:
         return files

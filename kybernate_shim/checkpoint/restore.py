@@ -86,7 +86,7 @@ ADVICE = (
         " or let the program listen on 0.0.0.0",
     ),
 )
-# All that CRIU says where a process was killed in the middle, of which it hears nothing if another one is the parent.
+# All that CRIU logs where a process was killed meanwhile: it gets no notice of one that another process has forked.
 WITHOUT_CAUSE = ("killed by signal 9", "Restoring FAILED", "cgroupd: recv req error")
 BEFORE_THEY_RUN = (PrivilegesExceeded, HeldFailed)  # what ends processes that CRIU holds
 
@@ -180,7 +180,7 @@ async def _prepared(
 
 
 def _replaced(image: Image, spec: Spec) -> dict[str, bytes]:
-    """Return the files of CRIU's that the new pod's addresses are in, and those without what the pod has already."""
+    """Return CRIU's files with the new pod's addresses in them, and those without what the pod has already."""
     before = image.manifest.addresses
     moved = readdressed(image.path, before, pods_addresses(spec)) if before else {}
     return {**moved, **without_kept(image.path, spec)}

@@ -1,9 +1,9 @@
 """What is put right in a restored container before its processes run, where CRIU brings back something else.
 
-Sockets that were renamed are moved from where CRIU has bound them. What the new container's config.json wants read-only
-is read-only: CRIU gives a mount the flags that it had at the dump, and CRIU 4.1 none to the root filesystem. Of cgroups
-of version 1 its own alone are seen. And threads and sockets have what was chosen for them and CRIU does not keep, such
-as CPUs, and groups of multicast.
+Sockets that were renamed are moved from where CRIU has bound them. What is read-only in the new container's config.json
+is made read-only: CRIU gives a mount the flags that it had at the dump, and CRIU 4.1 none to the root filesystem. Of
+cgroups of version 1, the container sees only its own. Threads and sockets get what programs have chosen for them and
+CRIU does not keep, such as CPUs and multicast groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kinds of sockets that CRIU cannot dump, each with what to do about it.
 
-CRIU refuses them with the container frozen, by a number, or as a socket that it does not know. What a socket is, its
-process need not be asked: the socket itself knows.
+CRIU refuses them with the container frozen, by a number, or as a socket that it does not know. The kind is read from
+the socket itself, without its process.
 Sources: CRIU's sockets.c and sk-inet.c (can_dump_ipproto) of versions 4.1 and 4.2; socket(7), ip(7).
 """
 

@@ -1,7 +1,7 @@
 """A container's sockets, as the kernel lists them, and what a checkpoint and a restore will do to each.
 
-The kernel is asked by sock_diag in the container's network namespace. That may be the whole pod's, so what the
-container's own processes hold open decides which of the sockets are its.
+The kernel is asked by sock_diag in the container's network namespace. That may be the whole pod's, so the container's
+sockets are those that its own processes hold open.
 Sources: sock_diag(7); criu(8), --tcp-established, --tcp-close, --ext-unix-sk; criu.org, "TCP connection".
 """
 
@@ -149,7 +149,7 @@ def _user_of(pid: int) -> int:
 
 
 def is_connection(socket: Socket) -> bool:
-    """Return whether the socket is a TCP connection, in whatever part of its life."""
+    """Return whether the socket is a TCP connection, in any state."""
     return socket.family == "tcp" and socket.state in ("established", "opening", "closing")
 
 

@@ -62,8 +62,8 @@ def not_dumpable(container: str, found: Looked) -> Refused:
 
 @dataclass
 class Looked:
-    """`problems` are the first sentences, `more` the number of the others, of which a program can give cause for a
-    million; `lines` is what CRIU's configuration needs for what can be dumped.
+    """`problems` are the first sentences, `more` the number of the others, which can be a million; `lines` is what
+    CRIU's configuration needs for what can be dumped.
     """
 
     problems: list[str] = field(default_factory=list)

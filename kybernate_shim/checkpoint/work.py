@@ -1,4 +1,4 @@
-"""The directory for CRIU's logs and scratch files: there for as long as it has something to say."""
+"""The directory for CRIU's logs and scratch files: kept unless it is empty after a failure."""
 
 from __future__ import annotations
 

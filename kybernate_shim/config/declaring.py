@@ -11,7 +11,7 @@ NODE: Final = "node"  # only the node's own file may set it
 OPTIONS: Final = "options"  # the runtime options that come with a container may change it
 
 # When a change of the node's file is in effect.
-LIVE: Final = "immediately"  # at the next call; an operation that runs keeps what it began with
+LIVE: Final = "immediately"  # at the next call; a running operation keeps its settings
 CONTAINER: Final = "new containers"
 POD: Final = "new pods"
 SERVER: Final = "next fork server"

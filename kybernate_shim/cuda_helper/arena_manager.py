@@ -5,9 +5,9 @@
 A process that has released its memory can be locked before all of that is in the arena (see `copies`).
 
 Only the preload library's thread and the driver's own threads run while the driver is unlocked: no program thread can
-see that memory is missing (`stopped_threads.py`). The process comes LOCKED and leaves LOCKED, with its bytes in one
-place. When a move fails, or the worker dies during it, a settling brings the bytes back to VRAM before the threads
-resume. Where that fails too, the process stays locked, and the error says so.
+see that memory is missing (`stopped_threads.py`). The process is LOCKED before and after, with its bytes in one place.
+When a move fails, or the worker dies during it, the bytes are brought back to VRAM before the threads resume. Where
+that fails too, the process stays locked, and the error says so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ArenaManager:
         self._leaving: Counter[int] = Counter()  # processes whose bytes are leaving VRAM
 
     async def configure(self, sizes: NodeSizes, share: float) -> None:
-        """Use other settings as soon as no job needs those that are in use."""
+        """Use other settings as soon as no job needs the present ones."""
         await self.arena.configure(sizes, share)
 
     async def warm(self, pid: int, seconds: float) -> Moved:
@@ -89,18 +89,18 @@ class ArenaManager:
             self.threads.take_over(holds)
 
     async def taken_over(self, pids: Iterable[int]) -> None:
-        """Wait until those of them that were left stopped resume, but not for long: then they are `stranded`."""
+        """Wait until the processes that were left stopped resume, but not for long: then they are `stranded`."""
         await self.threads.taken_over(pids)
 
     async def ready(self, pids: Iterable[int]) -> None:
-        """Get ready to stop those of them that have the library."""
+        """Get ready to stop those of the processes that have the library."""
         if self.arena.sizes:
             self._holders.prepare(2 * sum(await asyncio.gather(*(has_library(pid) for pid in set(pids)))))
 
     async def shut(self, pids: Iterable[int]) -> None:
-        """Keep the one of them that has the library, and is locked next, from beginning an allocation for a moment.
+        """Keep the only process that has the library, and is locked next, from beginning an allocation for a moment.
 
-        Of several, one might wait for what another one is about to do.
+        With several such processes, one might wait for what another one is about to do.
         """
         known = [pid for pid in pids if self.arena.sizes and await has_library(pid)]
         if len(known) == 1:
@@ -108,7 +108,7 @@ class ArenaManager:
 
     @contextmanager
     def leaving(self, pids: Iterable[int]) -> Iterator[None]:
-        """Reload other processes to the same GPU more slowly, if that begins meanwhile: these need its link, too."""
+        """Slow down reloads of others to the same GPU that begin meanwhile: these processes need its link, too."""
         wanted = Counter(pids)
         self._leaving += wanted
         try:
@@ -126,7 +126,7 @@ class ArenaManager:
             return Moved(0, str(error))
 
     async def prefetch(self, pid: int, seconds: float, gpu: str, free: int, *, room_comes: bool = False) -> Moved:
-        """Begin to copy the bytes of a process to `gpu`, which the driver restores it to just now, but leave `free`.
+        """Begin to copy the bytes of a process to `gpu`, where the driver is restoring it, but leave `free` bytes.
 
         `room_comes`: another process is giving up room there, which is waited for. The memory there is the worker's
         until they are reloaded, or the process is checkpointed again.
@@ -200,7 +200,7 @@ class ArenaManager:
     async def reload(self, pid: int, seconds: float, coming: tuple[str, float] = NONE_COMING) -> Moved:
         """Move a locked process's bytes back from the arena, if there are any. Raises NotMoved: it is locked then.
 
-        `coming` is the GPU on which another process gives up room for that, and within how many seconds some comes.
+        `coming` is the GPU on which another process gives up room for that, and the seconds within which some is free.
         A process that the driver does not lock again, because it waits for a thread that is stopped, is `held` then.
         """
         if not self.kept_bytes(pid) and pid not in self.stranded:
@@ -234,11 +234,11 @@ class ArenaManager:
         return self.threads.held
 
     async def let_go(self, pid: int) -> None:
-        """Let the threads of a process go, if it is `held`."""
+        """Let the threads of a process resume, if it is `held`."""
         await self.threads.let_go(pid)
 
     async def lock_held(self, pid: int, seconds: float) -> None:
-        """Have the driver lock a process that is `held`, which runs for that. Raises NotMoved: it runs then."""
+        """Have the driver lock a process that is `held`, whose threads run for that. Raises NotMoved: they run then."""
         if pid in self.held:
             await self.threads.let_go(pid)
             await self.driver.lock(pid, seconds)
@@ -265,11 +265,11 @@ class ArenaManager:
         await self._holders.close()
 
     async def _settle(self, pid: int, seconds: float, why: str, coming: tuple[str, float] = NONE_COMING) -> MoveAnswer:
-        """Bring everything of a stopped and unlocked process back to VRAM; return the answer on what had been away.
+        """Bring all bytes of a stopped and unlocked process back to VRAM; return the answer on what was away.
 
-        Tried twice, the second time by another worker, unless the process itself is at fault: no process ends the
-        worker for others. Where both fail, or the GPU has no room, the process is locked again, with its bytes still
-        in the arena, and NotMoved raised.
+        It is tried twice, the second time by another worker, unless the process itself is at fault: no process may end
+        the worker that others use. Where both fail, or the GPU has no room, the process is locked again, with its bytes
+        still in the arena, and NotMoved raised.
         """
         reasons = [why]
         try:

@@ -1,4 +1,4 @@
-"""The copies of memory that processes have released already: they continue while the driver checkpoints the process.
+"""Copies of memory that a process has released already: they continue while the driver checkpoints the process.
 
 A holder keeps descriptors of such memory until the arena has it. If the worker that copies it dies, another one
 finishes the copies; if the helper dies, the next helper finds the holder, and has them finished. Until then the process
@@ -26,7 +26,7 @@ ATTEMPTS = 2  # to finish the copies of a worker that has died
 
 
 class _Heard:
-    """What the worker reports of a copy: `released`, and what need not be kept any more."""
+    """What the worker reports on a copy: `released`, and what need not be kept any more."""
 
     def __init__(self, custody: Custody | None) -> None:
         self.released = asyncio.Event()
@@ -47,7 +47,7 @@ class _Heard:
 
 @dataclass
 class _Begun:
-    """A copy on its way, or one that has failed. `custody` is None where the process releases what is copied."""
+    """A copy that runs, or one that has failed. `custody` is None where the process releases what is copied."""
 
     custody: Custody | None
     task: asyncio.Task[MoveAnswer]
@@ -64,7 +64,7 @@ class Copies:
         self._begun: dict[int, _Begun] = {}
 
     async def begin(self, pid: int, seconds: float, ready: MoveAnswer) -> MoveAnswer:
-        """Copy what the worker has got `ready`; return when the process has released it, or why it has not.
+        """Copy what the worker has made `ready`; return when the process has released it, or why it has not.
 
         Raises WorkerError. `ended` has to be awaited in any case.
         """
@@ -90,7 +90,7 @@ class Copies:
         self._begun[custody.pid] = _Begun(custody, asyncio.create_task(finish()))
 
     async def waited_for(self, pid: int) -> None:
-        """Return when no copy of the process is on its way. What has failed is left to `ended`."""
+        """Return when no copy of the process runs. What has failed is left to `ended`."""
         if (begun := self._begun.get(pid)) is not None:
             await _failure_of(begun.task)
 
@@ -124,7 +124,7 @@ class Copies:
             await self.ended(pid, 0.0)
 
     async def close(self) -> None:
-        """Wait for copies that are on their way."""
+        """Wait for copies that run."""
         for begun in self._begun.values():
             await _failure_of(begun.task)
 

@@ -4,7 +4,7 @@ A holder (see `cuda_holder.uncovered`) stops its threads before the driver is ca
 away. It outlives this helper: the next one finds it, and has it do so when the driver is done.
 
 A call that was given up may still be carried out by the driver. The threads stay stopped until it reports the state of
-the process, which it does only when it is done, and what changes the process next waits for that.
+the process, which it does only when it is done. The next call that changes the process waits for that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def _nothing() -> None:
 class Covers:
     """The processes that the driver checkpoints for one helper, or for one before it.
 
-    `settle` returns when the driver reports the state of a process, or does not for long.
+    `settle` returns when the driver reports the state of a process, or has not done so for long.
     """
 
     def __init__(self, holders: Holders, settle: Callable[[int], Awaitable[object]], log: Any) -> None:

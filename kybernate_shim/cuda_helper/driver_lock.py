@@ -32,7 +32,7 @@ class DriverLock:
         await self.verb(Lock(pid, milliseconds(seconds)), pid, seconds)
 
     async def relock(self, pid: int, seconds: float = RELOCK_SECONDS) -> None:
-        """Lock a stopped process, also where a call that was given up has locked it already.
+        """Lock a stopped process, even if a call that was given up has locked it already.
 
         What the driver could not do in time is not tried again: as long as the threads are stopped, nothing changes.
         """

@@ -50,7 +50,7 @@ class Hold:
     _holder: WorkerClient
 
     async def let_go(self) -> None:
-        """Let the threads resume. The holder waits for a thread that the kernel keeps."""
+        """Let the threads resume. The holder waits for a thread that is blocked in the kernel."""
         with suppress(WorkerError, TimeoutError):  # it ended, and the process with it
             await self._holder.do(LetGo(), seconds=GRACE_SECONDS)
             self._holders.take_back(self._holder)
@@ -66,7 +66,7 @@ class Custody:
     _holder: WorkerClient
 
     async def give_up(self, blocks: int) -> None:
-        """Give up the first `blocks` of those that were to be kept."""
+        """Give up the first `blocks` of those that were kept."""
         with suppress(WorkerError, TimeoutError):  # it ended, and they are closed
             await self._holder.do(GiveUp(blocks), seconds=GRACE_SECONDS)
 
@@ -79,9 +79,9 @@ class Custody:
 
 @dataclass
 class Uncovered:
-    """Processes `pids` whose threads are stopped until they are covered, but those of `failures`, each with its reason.
+    """Processes `pids` whose threads are stopped until they are covered; `failures` are those that are not, and why.
 
-    One call is awaited after the other.
+    Calls are made one after the other.
     """
 
     pids: frozenset[int]
@@ -180,7 +180,7 @@ class Holders:
         return Uncovered(frozenset(wanted), failures, self, holder)
 
     async def left_behind(self, seconds: float) -> list[Hold | Custody | Uncovered]:
-        """Return what earlier helpers left stopped, or kept, of holders that answer within `seconds`."""
+        """Return what earlier helpers left stopped or kept, from holders that answer within `seconds`."""
         if not self._folder.is_dir():
             return []
         found = await asyncio.gather(*(self._find(path, seconds) for path in sorted(self._folder.iterdir())))
@@ -195,7 +195,7 @@ class Holders:
         self._idle.clear()
 
     def take_back(self, holder: WorkerClient) -> None:
-        """Keep a holder that holds nothing any more; one too many ends."""
+        """Keep a holder that holds nothing any more; a surplus one ends."""
         if len(self._idle) < KEPT_WARM:
             self._idle.append(holder)
         else:

@@ -27,7 +27,7 @@ class ImagePoolManager:
     def tidy(self, now: float, directory: Path | None, sizes: Sequence[int]) -> None:
         """Begin to make what is missing in `directory` of files of `sizes`; None for no pool.
 
-        Not while that is being done, nor for a moment after it has failed for the same pool.
+        It does nothing while a filling runs, or for a moment after one has failed for the same pool.
         """
         if directory is None or (self._filling is not None and not self._filling.done()):
             return

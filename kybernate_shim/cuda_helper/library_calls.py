@@ -40,8 +40,8 @@ async def shut(pid: int) -> None:
 async def can_work(pid: int) -> bool:
     """Return whether no stopped thread of a process has a lock of the heap, without which nothing works in it.
 
-    What else is wrong with the library shows when it is asked for something. A library that is at an earlier question,
-    because the driver is locked, answers when that is unlocked.
+    Other faults of the library show at the next request. A library that still works on an earlier request, because the
+    driver is locked, answers when that is unlocked.
     """
     try:
         return await in_own_thread(partial(_answers, pid), PROBE_SECONDS + GRACE_SECONDS)
@@ -58,9 +58,9 @@ async def in_one_place(pid: int, memory: Memory) -> bool:
 
 
 def _shut_now(pid: int) -> None:
-    """Have the library hold threads off from allocations, and wait for those that are in one.
+    """Have the library keep threads from allocating, and wait for those that are in an allocation.
 
-    It is only for speed: what is wrong shows when the memory is asked for, and older libraries cannot do this.
+    This is only for speed: faults show when the memory is requested, and older libraries cannot do this.
     """
     until = time.monotonic() + SHUT_SECONDS
     with suppress(control.ControlUnusable, OSError):

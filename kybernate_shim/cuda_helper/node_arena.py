@@ -42,10 +42,10 @@ class NodeArena:
         self.worker = SharedWorker(["arena", str(self._folder), as_text(sizes), str(share)])
 
     async def configure(self, sizes: NodeSizes, share: float) -> None:
-        """Use other settings, from the next job on, or once those that run have ended: their worker maps what is there.
+        """Use other settings, from the next job on, or once running jobs have ended: their worker maps what is there.
 
-        What the arena has of processes stays. It grows with its next job; it is made again, smaller or divided
-        otherwise, when no process has anything but copies there, and gives out no more than is wanted until then.
+        What the arena has of processes stays. It grows with its next job. It is made again, smaller or divided
+        differently, when processes have only copies there, and until then hands out no more than the new size.
         """
         self._wanted = sizes, share
         if self._jobs or self._prefetched:
@@ -58,9 +58,9 @@ class NodeArena:
         await self._give_back()
 
     async def _give_back(self) -> None:
-        """Release an arena that is larger than it is wanted, as soon as no process needs it.
+        """Release an arena that is larger than configured, as soon as no process needs it.
 
-        Where the machine does not have what is wanted, what is there stays in use.
+        Where the machine lacks the memory for a new one, the present arena stays in use.
         """
         memory = self.memory
         if self._jobs or self._prefetched or not (memory.surplus and memory.possible and memory.vacant):
@@ -91,8 +91,8 @@ class NodeArena:
         return answer
 
     def _log_job(self, job: ArenaJob, answer: MoveAnswer) -> None:
-        """Log a job that has ended; what makes every move slower than it could be, and no failure, is logged once."""
-        if answer.refusal is ArenaRefusal.BUSY:  # it is tried again; who gives up says so
+        """Log a job that has ended; what only slows every move down is logged once."""
+        if answer.refusal is ArenaRefusal.BUSY:  # it is tried again; the caller that gives up says so
             self._log.debug("arena.job_deferred", pid=job.pid, verb=job.verb)
             return
         error = {"error": answer.text} if answer.refusal else {}
@@ -122,10 +122,10 @@ class NodeArena:
             try:
                 await self.do(Drop(pid, DROP_SECONDS))
             except WorkerError:
-                pass  # it has gone with the worker
+                pass  # the worker's end has dropped it
 
     def reloaded(self, pid: int) -> None:
-        """Note that a process has got what was prefetched for it."""
+        """Note that a process has received what was prefetched for it."""
         self._prefetched.pop(pid, None)
 
     async def tidy(self, now: float) -> bool:

@@ -61,7 +61,7 @@ A = TypeVar("A", bound=DriverAnswer)
 
 
 class NodeSettings:
-    """What the helper does as the node's file says now, but for what its command line has fixed."""
+    """The helper's settings: those of the node's file at present, except for what its command line has fixed."""
 
     def __init__(self, file: LiveConfig, fixed: Mapping[str, Any]) -> None:
         self._file = file
@@ -210,7 +210,7 @@ class CudaService:
         return reply
 
     async def unlock(self, request: wire.VerbRequest) -> wire.VerbResponse:
-        """Unlock processes; for any client and after any call, none computes while its memory is in the arena."""
+        """Unlock processes. Whatever came before, none of them computes while its memory is in the arena."""
         stranded = self.arena_manager.stranded
         away = [pid for pid in request.pids if pid in stranded or self.arena_manager.kept_bytes(pid)]
         seconds = request.timeout_ms / 1000
@@ -224,7 +224,7 @@ class CudaService:
         return reply
 
     async def _let_go(self, outcome: wire.Outcome) -> None:
-        """Let the threads of an unlocked process go that were stopped in place of the driver's lock."""
+        """Let the threads of an unlocked process resume that were stopped in place of the driver's lock."""
         if outcome.pid in self.arena_manager.held:
             if outcome.name == NOT_RUNNING:  # it never was locked
                 outcome.kind, outcome.name, outcome.text = wire.Outcome.DONE, "", ""
@@ -261,7 +261,7 @@ class CudaService:
         return wire.VerbResponse(outcomes=await self._move("reload", reload, request.pids, request.timeout_ms / 1000))
 
     def _counted(self, method: Callable[[Any], Any]) -> Callable[[Any, Call], Any]:
-        """Let the idle clock see the calls of `method`, and refuse those that would have no end."""
+        """Count the calls of `method` for the idle clock, and refuse those without a timeout."""
 
         async def handle(request: Any, call: Call) -> Any:
             if not isinstance(request, wire.InfoRequest) and not request.timeout_ms:
@@ -278,7 +278,7 @@ class CudaService:
         return handle
 
     def _changing(self, method: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Let a call wait for those that change the same processes, such as one of a shim that was killed."""
+        """Have a call wait for those that change the same processes, such as one of a shim that was killed."""
 
         async def handle(request: Any) -> Any:
             async with self._turns.at(request.pids):
@@ -290,7 +290,7 @@ class CudaService:
         return handle
 
     async def _in_order(self, request: Any) -> None:
-        """Wait for the processes that the call is about and a helper before this one has left stopped."""
+        """Wait for those processes of the call that an earlier helper has left stopped."""
         pids = getattr(request, "pids", None) or [getattr(request, "pid", 0)]
         if self._taking_over is not None and not isinstance(request, wire.InfoRequest):
             await asyncio.wait([self._taking_over])
@@ -345,7 +345,7 @@ class CudaService:
         try:
             yield
         finally:
-            self._moving -= Counter([pid])  # which forgets what is at 0
+            self._moving -= Counter([pid])  # this removes entries at 0
 
     async def _one(self, job: Job[A], pid: int, seconds: float) -> A:
         """Call a verb of the driver on one process for the arena, and return the answer. Raises NotMoved."""

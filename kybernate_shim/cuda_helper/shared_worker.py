@@ -1,8 +1,8 @@
-"""The helper's one worker that holds the arena: its contexts and pinned memory are dear, so all jobs share it.
+"""The helper's one worker that holds the arena: its contexts and pinned memory are expensive, so all jobs share it.
 
-A job has its own thread in the worker and its own deadline there, by which it ends by itself, whatever its process
-does. Only a job that does not even do that, because the kernel or the driver holds its thread, makes the worker be
-replaced; it is ended then when its other jobs have ended, or, where it answers nothing any more, immediately.
+A job has its own thread in the worker and its own deadline there, at which it ends by itself, whatever its process
+does. Only when a job does not end then, because the kernel or the driver holds its thread, is the worker replaced. The
+old one is ended when its other jobs have ended, or immediately where it does not answer any more.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ separate process (see `cuda_holder`), which outlives the helper, stops the threa
 process again. One that has all of its memory back and that the driver does not lock again, because it waits for one of
 the stopped threads, keeps its threads stopped in place of the lock: what unlocks it resumes them.
 
-When a helper dies, the next helper takes over the processes that were left stopped: it ends each step that was begun,
-with every block in one place, VRAM or the arena, locks the driver, and resumes the threads. The process is then LOCKED:
-the next operation reloads what the arena has. A process that cannot be locked, because one of its threads was stopped
-in a driver call, is resumed as it is when all of its memory is in VRAM.
+When a helper dies, the next helper takes over the processes that were left stopped: it completes each step that was
+begun, so that every block is in one place, VRAM or the arena, locks the driver, and resumes the threads. The process is
+then LOCKED: the next operation reloads what the arena has. A process that cannot be locked, because one of its threads
+was stopped in a driver call, is resumed as it is when all of its memory is in VRAM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kybernate_shim.linux.process import has_ended
 from kybernate_shim.linux.ptrace.tracee import InjectionFailed
 
 STOP_SECONDS = 10.0
-PAUSES = (0.001, 0.003, 0.002, 0.007, 0.004, 0.011, 0.005, 0.013) * 2  # s between two attempts to stop, of no rhythm
+PAUSES = (0.001, 0.003, 0.002, 0.007, 0.004, 0.011, 0.005, 0.013) * 2  # s between two attempts to stop, irregular
 STRANDED_SECONDS = 1.0  # between two attempts to lock a process that could not be locked
 TAKE_OVER_SECONDS = 15.0  # for a call about a process that a helper before has left stopped
 
@@ -37,8 +37,8 @@ class StoppedThreads:
     """The stopped processes of one helper.
 
     `stranded` are those whose threads stay stopped: their memory is in the arena, or may be, and the driver does not
-    lock them, or was not asked yet. `held` are those with all of their memory that the driver does not lock: they are
-    as good as locked, by their threads.
+    lock them, or has not been asked to yet. `held` are those with all of their memory that the driver does not lock:
+    their stopped threads serve as the lock.
     """
 
     def __init__(self, arena: NodeArena, driver: DriverLock, holders: Holders, log: Any) -> None:
@@ -73,7 +73,7 @@ class StoppedThreads:
                 await asyncio.shield(hold.let_go())
 
     async def let_go(self, pid: int) -> None:
-        """Let the threads of a process go that were stopped in place of the driver's lock, if they are."""
+        """Let the threads of a process resume if they were stopped in place of the driver's lock."""
         if hold := self.held.pop(pid, None):
             await asyncio.shield(hold.let_go())
 
@@ -83,7 +83,7 @@ class StoppedThreads:
             await self.let_go(pid)
 
     async def _stop(self, pid: int) -> Hold:
-        """Stop the threads while none of them has a lock of the heap: the driver could not work, nor they resume."""
+        """Stop the threads while none has a lock of the heap: else the driver could not work, nor they resume."""
         for pause in PAUSES:
             hold = await self._holders.stop(pid, STOP_SECONDS)
             free = False
@@ -105,7 +105,7 @@ class StoppedThreads:
             self._taking_over[hold.pid] = asyncio.create_task(self._end_step(hold))
 
     async def taken_over(self, pids: Iterable[int]) -> None:
-        """Wait until those of them that were left stopped resume, but not for long: then they are `stranded`."""
+        """Wait until the processes that were left stopped resume, but not for long: then they are `stranded`."""
         if tasks := [self._taking_over[pid] for pid in set(pids) & self._taking_over.keys()]:
             await asyncio.wait(tasks, timeout=TAKE_OVER_SECONDS)
 

@@ -21,7 +21,7 @@ from kybernate_shim.worker_protocol.programs import command
 
 START_SECONDS = 60.0  # cuInit takes long on a machine whose driver does not stay loaded
 KEPT_WARM = 2
-SPARE_SECONDS = 2.0  # after which a spare is started: what needs a worker now has the CPUs for itself
+SPARE_SECONDS = 2.0  # after which a spare is started: until then, the job that needs a worker has the CPUs
 GONE_PAUSE = 0.02  # between two looks at whether the workers of a helper before have ended
 
 A = TypeVar("A")
@@ -42,7 +42,7 @@ class Worker:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._pidfd = os.pidfd_open(process.pid)  # Popen.send_signal would reap, and lose asyncio the exit status
+        self._pidfd = os.pidfd_open(process.pid)  # Popen.send_signal would reap it, and asyncio lose its status
         self._client: WorkerClient
 
     @classmethod
@@ -105,7 +105,7 @@ class Worker:
         return Results(*await self._collected(calls), timed_out)
 
     async def _collected(self, calls: Mapping[int, PendingJob[A]]) -> tuple[Mapping[int, A], str]:
-        """Return the answers of calls that have ended, and the first reason why one has none."""
+        """Return the answers of calls that have ended, and the first reason why one is missing."""
         answers: dict[int, A] = {}
         failure = ""
         for pid, call in calls.items():
@@ -176,7 +176,7 @@ class Workers:
         return worker
 
     async def release(self, worker: Worker) -> None:
-        """Take a worker back after its job; a dead one, or one too many, goes."""
+        """Take a worker back after its job; a dead or surplus one is dropped."""
         if worker.alive and len(self._idle) < KEPT_WARM:
             self._idle.append(worker)
         else:

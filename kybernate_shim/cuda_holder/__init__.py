@@ -1,1 +1,1 @@
-"""The process that holds the threads of another one for the arena, and outlives the CUDA helper."""
+"""The process that holds another process's threads for the arena, and outlives the CUDA helper."""

@@ -1,19 +1,19 @@
-"""A process that holds the threads of another one for the arena, and outlives the CUDA helper that has asked for that.
+"""A process that holds another process's threads for the arena, and outlives the CUDA helper that requests it.
 
 Where memory is away while the driver is unlocked, there are placeholders, on which resumed threads would compute. So
-they are held until a helper says that they may go, and not only as long as the helper lives: when it ends, the next
-one connects here, brings the process into order, and lets it go. The kernel kills the process if its holder ends first.
-A holder has one process at a time, and is as small as that: what else can fail is in the helper and its workers.
+the threads are held until a helper releases them, even if the present one ends: the next one connects here, brings the
+process into order, and releases it. The kernel kills the process if its holder ends first. A holder has one process at
+a time, and does no more than that: all else that can fail is in the helper and its workers.
 
 Threads are also stopped while the driver checkpoints a process, until memory covers what it has taken away (see
 `uncovered`). These resume if the holder ends first.
 
-Another holder keeps the memory that a process has released and the arena has not yet: a worker copies it while the
+Another holder keeps memory that a process has released and that is not in the arena yet: a worker copies it while the
 driver checkpoints the process. As long as a descriptor of it is open, it is on the GPU, and another worker can copy it
 if the first one dies.
 
-It is a process, and no thread of a shim's daemon: a container's processes are the daemon's children, whose stops its
-wait for any child would take away. It runs in its own session, and is no child of the helper.
+It is a process, and not a thread of a shim's daemon: a container's processes are the daemon's children, and its wait
+for any child would consume their stops. It runs in its own session, and is no child of the helper.
 
 It does the jobs of `worker_protocol.holder_jobs`, for one helper after the other. Its argument is the path of a socket;
 when the command that starts it returns, the holder listens there.
@@ -86,7 +86,7 @@ class Holder:
                 connection = self._await_helper()
 
     def _converse(self, connection: socket.socket) -> None:
-        """Serve one connection. Nothing that comes may end us, who hold a process."""
+        """Serve one connection. Nothing that is received may end this process, which holds another one."""
         connection.settimeout(None)
         try:
             WorkerServer(connection, JOBS, ERRORS, self._do, immediately).serve()

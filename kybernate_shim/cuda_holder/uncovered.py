@@ -4,7 +4,7 @@ A program that polls its GPU would die otherwise: see `linux.ptrace.covers`. Its
 waits for, such as the heap's: then they continue for a moment. A process whose threads cannot be stopped, because a
 debugger has them, is checkpointed all the same.
 
-A thread of the holder attends to each process, so that this does not depend on the helper, which may be killed.
+A thread of the holder handles each process, so that this does not depend on the helper, which may be killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTENDED: Final = ("0x80", "0x2")  # FUTEX_WAIT_PRIVATE for 2, as for a mutex o
 class UncoveredProcess:
     """Process `pid`, whose threads are stopped while `_held` is set.
 
-    `by_caller`: others have stopped its threads, and cover it, unless they let go before.
+    `by_caller`: the caller has stopped its threads, and covers it, unless it releases them before.
     """
 
     def __init__(self, pid: int, *, by_caller: bool = False) -> None:
@@ -51,7 +51,7 @@ class UncoveredProcess:
         self._attending.start()
 
     def stopped(self, seconds: float) -> str:
-        """Wait until the threads are stopped; return why they are not, "" where they are, or their end has come."""
+        """Wait until the threads are stopped; return why they are not, "" where they are or the process has ended."""
         if not self._stopped.wait(seconds):
             return f"they did not stop within {seconds:g} s"
         return "" if has_ended(self.pid) else self._failure
@@ -61,7 +61,7 @@ class UncoveredProcess:
         self._over.set()
 
     def covered(self, seconds: float) -> str:
-        """Wait until what was taken away is covered, and the threads resume; return what has failed of it."""
+        """Wait until what was taken away is covered, and the threads resume; return what has failed."""
         self._attending.join(seconds)
         if self._attending.is_alive():
             return f"the kernel did not let it be covered within {seconds:g} s"
@@ -73,13 +73,13 @@ class UncoveredProcess:
         return self._breaths >= BREATHS
 
     def _attend(self) -> None:
-        """Keep the threads stopped, as far as the driver can work then, until it is done."""
+        """Keep the threads stopped until the driver is done, except where it could not work."""
         try:
             self._stop()
             self._stopped.set()
             while not (self._over.wait(LOOK_SECONDS) or has_ended(self.pid)):
                 self._look()
-            if not has_ended(self.pid):  # else its parent would wait for us to let go
+            if not has_ended(self.pid):  # else its parent would wait for the release
                 self._cover()
         except Exception as error:  # noqa: BLE001  # not foreseen: for the helper's log
             self._failure = repr(error)
@@ -102,7 +102,7 @@ class UncoveredProcess:
         self._idle = {wait for wait in self._waits if not _is_for_mutex(wait)}
 
     def _look(self) -> None:
-        """Stop the threads of which others have let go, and resume those that have what the driver waits for."""
+        """Stop the threads that others have released, and resume those that have what the driver waits for."""
         if self._held is None:
             if self._by_caller and self._breaths < BREATHS:
                 self._stop()
@@ -135,7 +135,7 @@ class UncoveredProcess:
 
 
 def _waits(held: SeizedProcess) -> set[str]:
-    """Return the waits for a lock that the threads are in which were not stopped: thread, call, address and stack."""
+    """Return the waits for locks of the threads that were not stopped: thread, call, address and stack."""
     found = set()
     for tid in held.spared:
         try:

@@ -4,7 +4,7 @@
     expect   the same for programs that are not restored yet, in room that is already claimed for them
     offload  get every block ready to be copied, where the arena has room for it
     copy     copy every block out, and have the program release it
-    finish   copy what another worker has not, which died after the program had released it
+    finish   copy what the program has released and another worker, which died, has not copied
     prefetch copy to the GPU what a settle will bring there, while the driver still restores the program
     drop     forget what was prefetched: no settle will come
     settle   finish, towards VRAM, whatever an earlier job began and did not finish, and reload what the arena has
@@ -76,7 +76,7 @@ class ArenaExecutor:
     _left: dict[int, set[int]] = field(default_factory=dict)  # by pid, the GPUs that its bytes were copied from last
 
     def do(self, job: MoveJob, call: JobCall) -> JobDone:
-        """Do a job; what keeps it from being done is its answer."""
+        """Do a job; what prevents it is its answer."""
         match job:
             case Warm():
                 return job.done_by(self.warm)
@@ -143,7 +143,7 @@ class ArenaExecutor:
         return MoveAnswer(bytes=sum(size for _, size in sizes))
 
     def _expect(self, pid: int, gpus: Sequence[str]) -> MoveAnswer:
-        """Read first what has been claimed: it may be handed over meanwhile. No bytes are read there."""
+        """First read what has been claimed: it may be handed over meanwhile. No bytes are read there."""
         record = self.memory.record(ArenaOwner.of(pid))
         copies = self._copies()
         copies.enter_named(gpus)
@@ -151,7 +151,7 @@ class ArenaExecutor:
         return MoveAnswer(bytes=sum(one.size for one in (*record.kept, *record.pending)))
 
     def _prefetch(self, job: Prefetch) -> MoveAnswer:
-        """Begin it; it ends with the next job for the process."""
+        """Begin a prefetch, which ends with the next job for the process."""
         owner = ArenaOwner.of(job.pid)
         self._drop(job.pid)
         record = self.memory.record(owner)
@@ -167,7 +167,7 @@ class ArenaExecutor:
         return MoveAnswer()
 
     def _offload(self, pid: int, job: JobDeadline) -> MoveAnswer:
-        """Get it ready; what it needs is kept until it is copied, or a settling comes."""
+        """Get an offload ready; what it needs is kept until it is copied, or settled."""
         copies = self._copies()  # or there is no arena, and nothing has to be undone
         self._drop(pid)  # of bytes that are about to change
         owner = ArenaOwner.of(pid)
@@ -197,7 +197,7 @@ class ArenaExecutor:
             return finish(self.memory, self._copies(), owner, program, job.keeper, dict(job.descriptors))
 
     def _abandon(self, owner: ArenaOwner) -> None:
-        """Forget what was got ready for a copy that has not come."""
+        """Forget what was got ready for a copy that was not requested."""
         if (offload := self._offloads.pop(owner, None)) is not None:
             with offload.stack:
                 offload.abandon()
@@ -230,7 +230,7 @@ class ArenaExecutor:
         return None
 
     def _shares_gpu(self, leaving: Collection[int], gpus: Collection[int]) -> bool:
-        """Return whether a process that leaves may have its bytes on one of these GPUs, as far as known."""
+        """Return whether a process that is being offloaded may have bytes on one of these GPUs, as far as known."""
         return not all(self._left.get(pid, set(gpus)).isdisjoint(gpus) for pid in leaving)
 
     @contextmanager

@@ -1,8 +1,8 @@
 """`cuda.bindings.driver`, imported without `cuda.pathfinder`, by which it finds libcuda.
 
 That package knows where each library of CUDA's toolkit may be, and runs a program of the system when it is imported,
-which is nearly half of a worker's start. But libcuda comes with the driver, never with a toolkit, and only the dynamic
-linker is asked for it, by cuda.pathfinder, too. For all else that is wanted of the package, it is imported.
+which takes nearly half of a worker's start. But libcuda comes with the driver, never with a toolkit, and only the
+dynamic linker is asked for it, by cuda.pathfinder, too. Where anything else of the package is needed, it is imported.
 Source: cuda.pathfinder's documentation of load_nvidia_dynamic_lib, "Driver libraries".
 """
 
@@ -38,7 +38,7 @@ def load_library(name: str) -> Any:
 
 @contextmanager
 def without_pathfinder() -> Iterator[None]:
-    """Have what is imported in the block get `load_library` in the place of the package."""
+    """Give `load_library` in place of the package to what is imported in the block."""
     if PACKAGE in sys.modules:
         yield
         return

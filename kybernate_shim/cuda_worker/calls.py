@@ -1,4 +1,4 @@
-"""What the calls of `cuda.bindings.driver` answer, as values and exceptions. For the arena's worker alone."""
+"""The answers of calls of `cuda.bindings.driver`, as values and exceptions. For the arena's worker alone."""
 
 from __future__ import annotations
 

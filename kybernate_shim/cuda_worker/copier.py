@@ -1,8 +1,8 @@
 """Moves blocks between a program's VRAM and the arena, through `cuda.bindings.driver`. For the arena's worker alone.
 
-The program hands its memory out as a descriptor; here it is mapped a second time, copied by the GPU itself from or to
-pinned memory, and unmapped. Of what the program says about it, only the size is used, which the driver checks when it
-maps. Before the memory is copied out it can be hashed, to see what need not be copied.
+The program exports its memory as a descriptor; here it is mapped a second time, copied by the GPU itself from or to
+pinned memory, and unmapped. Of the program's statements about it, only the size is used, which the driver checks at the
+mapping. Before the memory is copied out it can be hashed, to see what need not be copied.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ArenaCopier:
         self._hashers: dict[int, Hasher] = {}
         self._nodes: dict[int, int] = {}
         self._refused: dict[int, list[int]] = {}  # by GPU, memory of ours that the driver would not take back
-        self._uncompiled = ""  # why there is nothing that hashes
+        self._uncompiled = ""  # why no kernel can be used for hashing
 
     @contextmanager
     def mapped(self, descriptors: Sequence[int], sizes: Sequence[int]) -> Iterator[list[Mapped]]:
@@ -163,7 +163,7 @@ class ArenaCopier:
 
     @contextmanager
     def one_by_one(self, gpu: int) -> Iterator[Callable[[int, int, int], None]]:
-        """Yield what copies from an offset in the arena to an address on a GPU, so many bytes, and waits for it.
+        """Yield a function that copies bytes from an offset in the arena to an address on a GPU, and waits for that.
 
         It raises DriverRefused.
         """
@@ -194,7 +194,7 @@ class ArenaCopier:
         return int(checked(cuda.cuMemAlloc(size)))
 
     def release(self, gpu: int, addresses: Iterable[int]) -> None:
-        """Give back what `allocate` has returned.
+        """Free what `allocate` has returned.
 
         Raises DriverRefused after all were tried; what the driver has refused is tried again with the next ones.
         """
@@ -317,7 +317,7 @@ class ArenaCopier:
         return self._hashers[gpu]
 
     def _machine_code(self, major: int, minor: int) -> bytes:
-        """What could not be compiled is not tried again: it takes longer than all the rest."""
+        """A compilation that has failed is not tried again: it takes longer than all the rest."""
         if not self._uncompiled:
             try:
                 return machine_code(self._folder, major, minor)
@@ -368,8 +368,8 @@ def _copies(
 ) -> Iterator[tuple[int | None, int, int]]:
     """Yield (offset in the arena, address on the GPU, bytes) of what fills a part of the block at `address`.
 
-    A hole has no offset. What is `there` already is cut as it was; the others do not cross a multiple of `most` bytes:
-    a copy must not leave the range of host memory that one call has pinned.
+    A hole has no offset. What is `there` already is cut as it was; other copies do not cross a multiple of `most`
+    bytes: a copy must not leave the range of host memory that one call has pinned.
     """
     address += part.offset
     if part.extent.is_hole:

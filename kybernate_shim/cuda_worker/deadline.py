@@ -1,4 +1,4 @@
-"""The time that one job of the arena's worker has, which nothing that its process does can make longer."""
+"""The time that one job of the arena's worker has, which its process cannot extend."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from kybernate_shim.arena.control import ControlUnusable
 
 ANSWER_SECONDS = 20.0  # that a process has for one answer
-UNDO_SECONDS = 2.0  # that a job whose time is over has left, to leave its process in order
+UNDO_SECONDS = 2.0  # for a job whose time is over, to leave its process in order
 
 
 class JobDeadline:
-    """The deadline of a job, `seconds` from now on. Whatever waits for the job's process asks here for how long."""
+    """The deadline of a job, `seconds` from now on. Every wait for the job's process gets its limit here."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -29,6 +29,6 @@ class JobDeadline:
         return min(left, ANSWER_SECONDS)
 
     def undo_left(self) -> float:
-        """Return the same for an answer to what undoes the job, which may be asked for when the time is over."""
+        """Return the same for an answer to an undo of the job, which may be requested when the time is over."""
         left = self._until + UNDO_SECONDS - time.monotonic()
         return min(max(left, 0.0), ANSWER_SECONDS)

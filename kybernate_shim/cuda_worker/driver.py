@@ -1,6 +1,6 @@
 """The driver's checkpoint calls, through `cuda.bindings.driver`. Only the CUDA helper's workers import this module.
 
-A call that the driver refuses is a result here, not an exception: refusals are what callers decide by.
+A call that the driver refuses is a result here, not an exception: callers decide by it.
 Source: docs.nvidia.com "CUDA Driver API", CUDA checkpointing.
 """
 
@@ -33,7 +33,7 @@ from kybernate_shim.worker_protocol.cuda_jobs import (
 
 API_VERSION = 12080  # CUDA 12.8, the first with these calls
 BUS_ID_BYTES = 32
-PATHS_SECONDS = 60.0  # that paths between GPUs are taken to be as they were
+PATHS_SECONDS = 60.0  # for which paths between GPUs are cached
 CALLS = (
     "cuCheckpointProcessGetState",
     "cuCheckpointProcessGetRestoreThreadId",
@@ -113,7 +113,7 @@ def _gpu(index: int, memory: NvmlMemory | None, paths: dict[str, str]) -> Driver
 
 
 def uuid_of(index: int) -> str:
-    """Return a GPU's name for itself, "GPU-" and a UUID; `index` is the driver's number of it."""
+    """Return a GPU's own name, "GPU-" and a UUID; `index` is the driver's number of it."""
     _, identity = cuda.cuDeviceGetUuid(index)
     return f"GPU-{uuid.UUID(bytes=bytes(identity.bytes))}"
 
@@ -141,12 +141,12 @@ _known_paths: dict[tuple[str, ...], tuple[float, list[dict[str, str]]]] = {}  # 
 
 
 def _paths(nvml: Nvml, uuids: tuple[str, ...]) -> list[dict[str, str]]:
-    """Return the paths between GPUs, which are asked for once in a while: NVLinks may go down, but seldom do."""
+    """Return the paths between GPUs, which are queried rarely: NVLinks may go down, but seldom do."""
     known = _known_paths.get(uuids)
     if known is None or time.monotonic() - known[0] > PATHS_SECONDS:
         try:
             known = time.monotonic(), nvml.paths(uuids)
-        except AttributeError:  # an NVML of before
+        except AttributeError:  # an older NVML
             known = time.monotonic(), [{} for _ in uuids]
         _known_paths.clear()
         _known_paths[uuids] = known

@@ -1,7 +1,7 @@
-"""Bytes of the arena that are still on their way from an image: they are copied to a GPU as they come.
+"""Bytes of the arena that still arrive from an image: they are copied to a GPU as they arrive.
 
-One process fills the blocks of a record in their order (`arena.records.Filler`). What it has not filled yet may be what
-another process has left, so nothing is read beyond what it says has come.
+One process fills the blocks of a record in their order (`arena.records.Filler`). What it has not filled yet may be left
+from another process, so nothing is read beyond what it reports as filled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PORTION: Final = 64 << 20  # bytes that are worth a copy, where they are not the
 
 
 def readable(record: Record) -> list[Kept]:
-    """Return the blocks that are in the arena, or come there."""
+    """Return the blocks that are in the arena, or arrive there."""
     return record.kept if record.filler is None else [*record.kept, *record.pending]
 
 
@@ -48,7 +48,7 @@ class Filling:
         self._starts = dict(zip(((one.index, one.address) for one in record.pending), starts, strict=False))
 
     def portions(self, batch: Sequence[Kept]) -> Iterator[list[list[Part]]]:
-        """Yield parts of each block of `batch` as soon as they may be read, one after the other, until it is all.
+        """Yield parts of each block of `batch` as soon as they may be read, one after the other, until all are.
 
         Raises ArenaIncomplete, and what `check` raises.
         """
@@ -76,7 +76,7 @@ class Filling:
         return sorted(found, key=lambda stretch: stretch.start)
 
     def _filled(self, wanted: int) -> int:
-        """Wait until so many bytes have come; return how many it is by then."""
+        """Wait until so many bytes have arrived; return how many have by then."""
         assert self._filler is not None
         while (filled := self._memory.filled(self._filler.owner)) < wanted:
             self._check()

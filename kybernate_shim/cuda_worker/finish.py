@@ -1,7 +1,7 @@
 """Copies what a program has released, and a worker that has died has not copied, from the keeper's descriptors.
 
-The arena's record names the room for it, which is pending. Only a block that the program itself has no longer is
-copied: what it still has may change.
+The arena's record names the room for it, which is pending. Only a block that the program itself no longer has is
+copied: one that it still has may change.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def finish(
 ) -> MoveAnswer:
     """Copy what is pending; `kept` are descriptors of process `keeper` by the blocks' indexes.
 
-    Raises ControlUnusable where a block that the program has released is in no place, or where the program does not
-    answer (it may be about to release more), and OSError where the keeper has ended.
+    Raises ControlUnusable where a block that the program has released is lost, or where the program does not answer (it
+    may be about to release more), and OSError where the keeper has ended.
     """
     program.ask(Verb.CLOSE)  # behind what it was asked before
     record = memory.record(owner)

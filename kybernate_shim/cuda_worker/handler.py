@@ -107,7 +107,7 @@ class CudaJobHandler:
 
 
 def _nothing(job: Ready | Ping) -> None:
-    """Return: to be able to is what was asked for."""
+    """Return: the answer alone is what the request is for."""
 
 
 def _describe(job: Describe) -> DriverInfo:

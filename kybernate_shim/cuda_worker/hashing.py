@@ -1,7 +1,7 @@
 """Hashes pieces of VRAM on their GPU, by a kernel in hashing.cu, to detect which of them have changed.
 
 What a program writes must not be able to make two different pieces look the same, by chance or by intent. So each
-process has a random key, which no process of a container can read, and the hash is one of which that is proved:
+process has a random key, which no process of a container can read, and the hash is one with a proof of that:
 
     NH of chunks of 256 bytes, for four lanes that share a Toeplitz key: two chunks that differ collide in all of any n
     lanes with a probability of at most 2^-32n. (Black, Halevi, Krawczyk, Krovetz, Rogaway: "UMAC", Crypto '99.)

@@ -1,7 +1,7 @@
 """Compiles hashing.cu for a GPU: once a node, since the result is kept next to the arena's memory.
 
-By NVRTC, which needs no GPU and no CUDA toolkit. What it makes is machine code: a driver of the same major version
-runs it, also where NVRTC is the newer of the two. NVRTC runs in a separate process, `python -m
+This uses NVRTC, which needs no GPU and no CUDA toolkit. It makes machine code, which a driver of the same major version
+runs even if NVRTC is the newer of the two. NVRTC runs in a separate process, `python -m
 kybernate_shim.cuda_worker.kernel ARCHITECTURE`: it is a compiler of 100 MB, needed once, and may crash.
 """
 
@@ -85,7 +85,7 @@ def _compile(nvrtc: Any, architecture: str) -> bytes:
 
 
 def main() -> int:
-    """Write the machine code to the standard output, or why there is none to the other one."""
+    """Write the machine code to the standard output, or the reason for its absence to the standard error."""
     try:
         sys.stdout.buffer.write(compiled(sys.argv[1]))
     except Refused as error:

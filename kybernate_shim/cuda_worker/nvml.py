@@ -70,15 +70,15 @@ class Uses:
     """When processes last used a GPU, in microseconds by pid.
 
     NVML answers with an average for each process over the samples since a time, and with the time of the newest of all
-    samples. So each look asks for what has come since the last one: over all samples, a process would seem to work for
-    as long as NVML keeps them, which are some 16 s.
+    samples. So each look requests the samples since the last one: over all samples, a process would seem to work for as
+    long as NVML keeps them, which are some 16 s.
     """
 
     newest: int = 0
     by_pid: dict[int, int] = field(default_factory=dict)
 
     def add(self, samples: Iterable[_Sample]) -> None:
-        """Take what NVML answers. The processes that used it least lately are forgotten beyond _MOST_PROCESSES."""
+        """Take what NVML answers. Beyond _MOST_PROCESSES, the processes that used it least recently are forgotten."""
         for one in samples:
             self.newest = max(one.microseconds, self.newest)
             if one.multiprocessors or one.memory or one.encoder or one.decoder:
@@ -107,7 +107,7 @@ class Nvml:
     def memory_of(self, uuid: str, uses: Uses) -> NvmlMemory | None:
         """Return what is known about the GPU `uuid` ("GPU-…"), or None when NVML does not know it.
 
-        `uses` is what the looks so far have seen of its processes, and sees more.
+        `uses` has what earlier looks have seen of its processes, and is updated.
         """
         gpu, memory, mode, pending = ctypes.c_void_p(), _Memory(), ctypes.c_uint(0), ctypes.c_uint()
         if self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu)):
@@ -175,9 +175,9 @@ class Nvml:
         return {process.pid: process.bytes for process in found if process.bytes != _UNKNOWN_BYTES}
 
     def _computed(self, gpu: ctypes.c_void_p, uses: Uses) -> dict[int, int] | None:
-        """Return when each process last used the GPU, as far as NVML's samples reach; None where it takes none.
+        """Return when each process last used the GPU, as far as NVML's samples reach; None where there are none.
 
-        It takes none of a GPU in MIG mode.
+        NVML takes none of a GPU in MIG mode.
         """
         count, samples = ctypes.c_uint(_MOST_SAMPLES), (_Sample * _MOST_SAMPLES)()
         since = ctypes.c_ulonglong(uses.newest)

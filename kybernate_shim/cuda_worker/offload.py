@@ -1,6 +1,6 @@
 """Copies a stopped program's blocks into the arena, and has the program release them.
 
-    prepare    have the program hand its blocks out, map and hash them, and find room for them
+    prepare have the program export its blocks, map and hash them, and find room for them
     copy       have the program release them, and copy them into the arena
 
 The program releases its blocks before they are copied where another process, the keeper, has descriptors of them: as
@@ -40,7 +40,7 @@ from kybernate_shim.errors import Refused
 from kybernate_shim.worker_protocol.cuda_jobs import Copied, CopyEvent, MemoryReleased, MoveAnswer
 from kybernate_shim.worker_protocol.messages import changed
 
-GROUPS = 6  # of blocks that are copied one after the other: what one group had is given up before the next
+GROUPS = 6  # of blocks that are copied one after the other: what one group holds is released before the next
 
 Tell = Callable[[CopyEvent], None]
 
@@ -72,7 +72,7 @@ class PendingOffload:
     def prepare(self) -> MoveAnswer:
         """Get everything ready that can be moved. Where that fails, nothing has changed."""
         program = self.program
-        for verb in (Verb.CLOSE, Verb.FORGET):  # what a worker has left that died while it got ready
+        for verb in (Verb.CLOSE, Verb.FORGET):  # what a worker that died during a prepare has left
             program.ask(verb)
         program.ask(Verb.SHARE, first=0, count=0)  # is any block in a thread's hands?
         blocks = program.blocks()
@@ -117,7 +117,7 @@ class PendingOffload:
     def copy(self, job: JobDeadline, tell: Tell, *, early: bool) -> MoveAnswer:
         """Copy what is ready, and have the program release it, before the copies if `early`.
 
-        Whatever fails before the program has released something, nothing has changed. Later, a block that could not be
+        If it fails before the program has released something, nothing has changed. Later, a block that could not be
         copied is pending in the arena's record, and only the keeper has it.
         """
         ready, self._ready = self._ready, None
@@ -137,7 +137,7 @@ class PendingOffload:
         return ready.answer
 
     def _released(self, ready: _Ready, tell: Tell) -> bool:
-        """Have the program release everything now; return whether it has. What it has not stays shared.
+        """Have the program release everything now; return whether it has. The rest stays shared.
 
         Raises ControlUnusable where the program may still release it.
         """
@@ -169,14 +169,14 @@ class PendingOffload:
             self.memory.retire(self.owner)
 
     def abandon(self) -> None:
-        """Forget what was got ready, and is not copied."""
+        """Forget what was got ready and is not copied."""
         if self._ready is not None:
             self._ready = None
             self._forget()
 
 
 def _with_descriptors(answer: MoveAnswer, wanted: Sequence[Block], descriptors: Sequence[int]) -> MoveAnswer:
-    """Return an answer with descriptors of this process; with none where any is missing."""
+    """Return an answer with descriptors of this process, or without any where one is missing."""
     if not descriptors or -1 in descriptors:
         return answer
     pairs = tuple((block.index, descriptor) for block, descriptor in zip(wanted, descriptors, strict=True))

@@ -1,10 +1,10 @@
 """Bytes of the arena that are on their GPU before their program is: copied there while the driver restores it.
 
-The program makes its memory itself, and cannot before it is restored; so they wait in memory of the worker's, from
-where the GPU copies them in no time. The driver needs the link meanwhile, for a little: one copy at a time leaves it
-the gaps that it takes. Measured with driver 580.159.04 on an H200, where it takes 0.27 s alone: with copies of 8 MiB
-0.32 s, in which 12 GiB come, with copies of 64 MiB 0.4 s, in which 21 GiB come; with copies queued up behind each other
-it waits for all of them.
+The program makes its memory itself, and cannot before it is restored; so they wait in memory of the worker, from where
+the GPU copies them very fast. The driver needs the link meanwhile for a short time: one copy at a time leaves it enough
+gaps. Measured with driver 580.159.04 on an H200, where it takes 0.27 s alone: with copies of 8 MiB 0.32 s, in which 12
+GiB are copied, with copies of 64 MiB 0.4 s, in which 21 GiB are copied; with copies queued up behind each other it
+waits for all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ArenaPrefetch:
     def __init__(
         self, memory: Memory, copies: ArenaCopier, gpu: str, record: Record, free: int, *, room_comes: bool = False
     ) -> None:
-        """`gpu` is the GPU's UUID. What goes wrong only ends it early."""
+        """`gpu` is the GPU's UUID. A failure only ends it early."""
         self.record = record
         self._filling = Filling(memory, record, self._check)
         self._copies = copies
@@ -76,7 +76,7 @@ class ArenaPrefetch:
         return self._done
 
     def used(self, extents: Iterable[Extent]) -> None:
-        """Give memory back of which the program has all that is in it, with these parts of the arena."""
+        """Note that the program has these parts of the arena; free memory whose content it has entirely."""
         offsets, gone = sorted(self._place_of), list[_Staged]()
         for extent in extents:
             for offset in offsets[bisect_left(offsets, extent.start) : bisect_left(offsets, extent.end)]:
@@ -89,13 +89,13 @@ class ArenaPrefetch:
         self._give_back(self._done.gpu, gone)
 
     def close(self) -> None:
-        """Give all of the GPU's memory back. Idempotent."""
+        """Free all of the GPU's memory. Idempotent."""
         gpu = self.stop().gpu
         places, self._places, self._place_of, self._done = self._places, [], {}, NOTHING
         self._give_back(gpu, places)
 
     def _give_back(self, gpu: int, places: Iterable[_Staged]) -> None:
-        with suppress(DriverRefused):  # of a GPU that does nothing any more; what we have there goes with us
+        with suppress(DriverRefused):  # a failed GPU; its memory is freed when this process ends
             self._copies.release(gpu, [place.address for place in places])
 
     def _run(self) -> None:
@@ -104,7 +104,7 @@ class ArenaPrefetch:
                 self._done = Prefetched(gpu)
                 self._copy(self._done)
         except (Stopped, DriverRefused, ArenaIncomplete):
-            pass  # where it was not stopped, there is no room on the GPU, or worse: then it shows when all is copied
+            pass  # where it was not stopped, the GPU has no room, or has failed, which shows when all is copied
 
     def _copy(self, done: Prefetched) -> None:
         place, address, room = _Staged(0), 0, 0
@@ -136,7 +136,7 @@ class ArenaPrefetch:
             raise Stopped
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield (offset in the arena, bytes) of what is there, or comes, and no hole."""
+        """Yield (offset in the arena, bytes) of what is there or arrives, without holes."""
         for portion in self._filling.portions(self._blocks):
             for parts in portion:
                 for part in parts:

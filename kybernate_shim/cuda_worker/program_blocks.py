@@ -1,6 +1,6 @@
 """A program as one job sees it: the blocks of its preload library, and descriptors of ours for them.
 
-The table of blocks is the program's, so for the arena it is a claim, and each block is compared when it is handed out.
+The table of blocks is the program's, so the arena treats it as a claim, and compares each block when it is exported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProgramBlocks:
-    """A process's control page, a descriptor of the process, and the time that there is for it."""
+    """A process's control page, a descriptor of the process, and the time limit for it."""
 
     control: Control
     pidfd: int
@@ -51,11 +51,11 @@ class ProgramBlocks:
         self.control.ask(verb, seconds=self.job.left(), first=first, count=count)
 
     def undo(self, verb: Verb) -> None:
-        """Ask for what leaves the process in order, also when the job's time is over."""
+        """Request what leaves the process in order, even when the job's time is over."""
         self.control.ask(verb, seconds=self.job.undo_left())
 
     def release(self, group: Sequence[Block]) -> None:
-        """Have the program release blocks of which the arena has the bytes; RELEASE does it for older libraries."""
+        """Have the program release blocks whose bytes are in the arena; RELEASE does it for older libraries."""
         first, last = group[0].index, group[-1].index
         try:
             self.ask(Verb.LET_GO, first=first, count=last - first + 1)
@@ -96,7 +96,7 @@ class ProgramBlocks:
 def opened(owner: ArenaOwner, job: JobDeadline) -> Iterator[ProgramBlocks]:
     """Open a process's page, and a descriptor of the process. Raises ControlUnusable where it has no such page.
 
-    Both are of `owner`, and not of a process that has got its pid: that is examined when both are open.
+    Both are of `owner`, and not of a process that has reused its pid: that is checked when both are open.
     """
     pidfd = os.pidfd_open(owner.pid)
     try:
@@ -117,7 +117,7 @@ def movable(blocks: Sequence[Block]) -> list[Block]:
 
 
 def require_possible(pid: int, blocks: Sequence[Block], capacity: int) -> None:
-    """Raise ControlUnusable where the blocks are more than all GPUs have, before anything is done by their number."""
+    """Raise ControlUnusable where the blocks exceed the memory of all GPUs, before their number matters anywhere."""
     if (size := sum(block.size for block in blocks)) > capacity:
         raise ControlUnusable(
             f"process {pid} reports that it has {size >> 20} MiB of VRAM, and all GPUs {capacity >> 20}"

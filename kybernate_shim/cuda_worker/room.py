@@ -1,4 +1,4 @@
-"""Room on a GPU that another process is giving up: memory is made there block by block, as the room comes."""
+"""Room on a GPU that another process is giving up: memory is made there block by block, as room becomes free."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PORTION: Final = 512 << 20  # bytes that are worth a wait; the link needs 10 ms 
 
 @dataclass(frozen=True)
 class RoomWait:
-    """`free` returns the free bytes of the GPU; some more are to come within `seconds`, again and again."""
+    """`free` returns the free bytes of the GPU; more are expected within `seconds`, repeatedly."""
 
     free: Callable[[], int]
     seconds: float
     check: Callable[[], None]
 
     def wait(self, size: int) -> None:
-        """Return when `size` bytes are free, or none have come for too long, which then shows by itself."""
+        """Return when `size` bytes are free, or none became free for too long; the allocation then fails."""
         most, until = -1, 0.0
         while (free := self.free()) < size:
             now = time.monotonic()

@@ -1,10 +1,10 @@
-"""Ends, towards VRAM, what an earlier job began with a stopped program, and reloads what the arena has of it.
+"""Completes, towards VRAM, what an earlier job began with a stopped program, and reloads what the arena has of it.
 
 The program makes new memory, every block is copied into it, and then the program commits: until then, the bytes are in
 the arena. States AWAY and REBUILT in the program's table of blocks mean the arena, all others VRAM. The table is a
-claim: only what the arena's own record confirms is ever copied to a program, and what comes from an image as far as it
-has come (see `filling`). Where the arena has no hashes of what it keeps, as after a restore, they are made of the new
-memory. The arena keeps its copy: the next offload copies only what has changed since.
+claim: only what the arena's own record confirms is ever copied to a program, and what arrives from an image only as far
+as it has arrived (see `filling`). Where the arena has no hashes of what it keeps, as after a restore, they are computed
+from the new memory. The arena keeps its copy: the next offload copies only what has changed since.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Settling:
     """The settling of one program.
 
     `copier` returns our end of the copies, which is made when there is something to copy. `gently` says whether copies
-    to these GPUs have to leave room for others on the link. `hashing` is False where no hashes are to be made. `room`
-    is what another process gives up for this one.
+    to these GPUs have to leave room for others on the link. `hashing` is False where no hashes are to be computed.
+    `room` is what another process gives up for this one.
     """
 
     memory: Memory
@@ -93,7 +93,7 @@ class Settling:
     def _learn(self, record: Record, reloaded: Sequence[Kept], blocks: Sequence[Mapped]) -> str:
         """Hash what was `reloaded` and is in `blocks` now, unless that is known; return why it cannot be.
 
-        It only spares the next offload some copies, so it is done where nothing has to be compiled for it.
+        It only spares the next offload some copies, so it is done only where nothing has to be compiled for it.
         """
         unknown = [(one, block) for one, block in zip(reloaded, blocks, strict=True) if not is_known(one)]
         if not unknown or not self.copier().looks_at_once(blocks):
@@ -108,7 +108,7 @@ class Settling:
 
 
 def places(blocks: Iterable[Block], record: Record) -> list[Kept]:
-    """Return where the bytes of blocks are. Raises ControlUnusable where the arena has none that are like them."""
+    """Return where the bytes of blocks are. Raises ControlUnusable where the arena has no matching ones."""
     kept = {(one.index, one.address, one.size): one for one in readable(record)}
     pending = {(one.index, one.address, one.size) for one in record.pending}
     found = []

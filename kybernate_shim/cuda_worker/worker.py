@@ -4,7 +4,7 @@ It does the jobs of `worker_protocol.cuda_jobs`, each in its own thread, because
 locked at the same time. A call that hangs cannot be cancelled; the helper kills the worker then. Its arguments are the
 descriptor of its end of a socket; with `arena FOLDER SIZES SHARE` behind it, it moves processes' memory to and from the
 arena there, too, and keeps what that needs. Such a job ends by itself when its seconds are over, so that no other job
-has to suffer.
+is affected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Handle = Callable[[CudaJob, JobCall], JobDone]
 
 
 def main() -> None:
-    """Serve jobs until the helper closes its end; then exit, whatever the threads wait for but a checkpoint."""
+    """Serve jobs until the helper closes its end; then exit, whatever the threads wait for, except a checkpoint."""
     os.umask(0o077)  # only root may read the files next to the arena
     descriptor, *arena = arguments(sys.argv)
     connection = socket.socket(fileno=int(descriptor))
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _handle(arena: Sequence[str]) -> tuple[Handle, Callable[[], None]]:
-    """Return what does jobs, with libcuda ready behind it, or what raises why that cannot be; and what is done last."""
+    """Return the handler of jobs, with libcuda ready, or one that raises the reason why not; and what is done last."""
     try:
         from kybernate_shim.cuda_worker import driver  # here, because it needs an optional package
     except ImportError as error:

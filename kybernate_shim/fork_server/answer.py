@@ -1,6 +1,6 @@
 """Does one call of the binary in a process that was forked for it, which becomes a pod's daemon if that was a start.
 
-client.c explains what the two say to each other.
+client.c explains the protocol between the two.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
         return 0
     try:
         adopt_context(client, context)
-        set_command_line([PROGRAM, *argv])  # distinguishes this process in `ps` from those for other containers
+        set_command_line([PROGRAM, *argv])  # distinguishes this process in `ps` from those of other containers
     except (ValueError, OSError) as error:
         _reply(connection, UNLIKE, str(error))
         return 1
@@ -61,7 +61,7 @@ def answer(connection: socket.socket, context: ProcessContext) -> int:
 def _existing(argv: list[str], client: int) -> str | None:
     """Return the answer with the daemon that the pod has already, None without one.
 
-    Nothing of the client has to be taken over to find it but its directory, and its root must be ours.
+    To find it, nothing of the client but its directory has to be adopted, and its root must be ours.
     """
     try:
         if not Path(f"/proc/{client}/root").samefile("/"):
@@ -111,7 +111,7 @@ def _daemon(connection: socket.socket, invocation: Invocation, containerd: int) 
 
 
 def _receive(connection: socket.socket) -> tuple[list[str], int]:
-    """Take the client's standard descriptors for ours, and return its words and its pid.
+    """Take over the client's standard descriptors, and return its arguments and its pid.
 
     Raises ConnectionAbortedError.
     """

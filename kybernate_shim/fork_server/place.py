@@ -1,8 +1,8 @@
 """Where the fork server of this installation listens.
 
-The name is made of what the installation is, not of what it says of itself: after an upgrade, with another interpreter
-or in another mount namespace there is another name, and a client cannot even find the wrong server. client.c computes
-the same.
+The name is made from the files of the installation, not from its version: after an upgrade, with another interpreter or
+in another mount namespace there is another name, and a client cannot even find the wrong server. client.c computes the
+same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def socket_path() -> str:
     package = Path(__file__).parents[1]
     facts = (
         *_identity((package / "__init__.py").stat()),
-        *_identity(package.parent.stat(), of_content=True),  # where dependencies come and go with their versions
+        *_identity(package.parent.stat(), of_content=True),  # where dependencies are added and removed
         *_identity(Path(sys.executable).stat()),
         Path("/proc/self/ns/mnt").stat().st_ino,
     )
@@ -32,7 +32,7 @@ def socket_path() -> str:
 
 
 def _identity(status: os.stat_result, *, of_content: bool = False) -> tuple[int, int, int]:
-    """Return what no two files share, even if one takes the other's place; of a directory, the entries' time.
+    """Return what no two files share, even if one replaces the other; of a directory, the entries' time.
 
     A file's status changes with its replacement, whatever time an archive gives to its content.
     """

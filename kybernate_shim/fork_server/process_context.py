@@ -1,7 +1,8 @@
 """Gives a forked process the client's context, so that a daemon is the same for every caller.
 
-What a process can take over, it does; what it cannot, such as another namespace, is looked at, and the client has to do
-its work itself. All of it is read from /proc while the client waits, so every read is counted. Source: proc(5).
+A process takes over all that it can. What it cannot take over, such as another namespace, is compared, and where it
+differs, the client has to do its work itself. All of it is read from /proc while the client waits, so every read is
+counted. Source: proc(5).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FIELDS = (
     "SigBlk",
 )  # fmt: skip
 TEXTS = ("attr/current", "personality")  # the security label; what kernel and hardware pretend to be
-IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # the client is none
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # the client is not a Python program
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -53,7 +54,7 @@ def adopt_context(pid: int, own: ProcessContext) -> None:
     """Take over everything that a child of process `pid` would have inherited, but its descriptors.
 
     `own` is ours, as it has been since this process, or the one it was forked from, was executed.
-    Raises ValueError, and OSError where something could not be taken over, which comes to the same.
+    Raises ValueError, and OSError where something could not be taken over, which means the same.
     """
     theirs = ProcessContext.of(str(pid))
     for name, value in theirs.fixed.items():
@@ -69,7 +70,7 @@ def adopt_context(pid: int, own: ProcessContext) -> None:
 
 
 def _join_cgroups(pid: int) -> None:
-    """Move into the client's cgroup in every hierarchy; mostly it is ours already."""
+    """Move into the client's cgroup in every hierarchy; usually it is ours already."""
     theirs, ours = _read(str(pid), "cgroup"), _read("self", "cgroup")
     if theirs != ours:
         for directory in _directories(parse_names(theirs), parse_names(ours), pid):

@@ -1,8 +1,8 @@
 """The fork server: an interpreter that has imported all a shim needs, and forks one process per call of the binary.
 
 It does nothing else: the forked process waits for its client, ahead of time, and reads the call, because a server that
-waits for one client would let the others wait, too. It has no threads, keeps no descriptor of a pod, and ends when it
-has been of no use for some time, or when its socket's file is gone.
+waits for one client would let the others wait, too. It has no threads, keeps no descriptor of a pod, and ends when no
+client has come for some time, or when its socket's file is gone.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ IDLE, UNREACHABLE, REPLACED = "idle", "unreachable", "replaced"
 
 
 def leave() -> None:
-    """Return when a fork server listens, a new one unless there is one already; or none can.
+    """Return when a fork server listens, which is started unless there is one, or when none can.
 
     It has not imported anything then: clients that connect wait for that. So do all that start concurrently on a cold
-    node, instead of each importing separately. Garbage is not collected until it has, since nearly all of it stays.
+    node, instead of each importing separately. Garbage is not collected until the imports are done, since nearly all
+    objects stay.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -66,7 +67,7 @@ def leave() -> None:
 
 
 def _ask_ahead(launcher: int) -> NoReturn:
-    """Have containerd's version known by the time the first daemon is asked for, while the server imports.
+    """Find out containerd's version before the first daemon is requested, while the server imports.
 
     `launcher` is the process that the client of containerd's has started for the server. Never returns.
     """
@@ -81,7 +82,7 @@ def _ask_ahead(launcher: int) -> NoReturn:
         words = Path(f"/proc/{client}/cmdline").read_bytes().split(b"\0")[1:-1]
         protocol_of(parent_of(client), required([os.fsdecode(word) for word in words]).publish_binary)
     finally:
-        os._exit(0)  # whatever was wrong, the daemon's process asks again
+        os._exit(0)  # whatever failed, the daemon's process queries it again
 
 
 def _become_server(writing: int) -> NoReturn:
@@ -107,7 +108,7 @@ def _become_server(writing: int) -> NoReturn:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what servers have left that were killed, such as those of earlier versions."""
+    """Remove what killed servers have left, such as those of earlier versions."""
     for path in directory.iterdir():
         if not answers(path, socket.SOCK_SEQPACKET):
             path.unlink(missing_ok=True)
@@ -141,7 +142,7 @@ class ForkServer:
     def run(self) -> None:
         """Serve until no client comes any more, or none can.
 
-        In parallel, a successor prepares itself with all that would have made clients wait, and takes over.
+        In parallel, a successor does the preparations that would have delayed clients, and takes over.
         """
         import_first()
         context = _nature()
@@ -151,7 +152,7 @@ class ForkServer:
             self._leave_address()
 
     def _raise_successor(self, context: ProcessContext) -> int | None:
-        """Fork a better server, and return where it says that it has taken over. In the successor, return None then."""
+        """Fork a better server, and return the descriptor that reports its takeover. In the successor, return None."""
         reading, writing = os.pipe()
         if not _forked():
             os.close(writing)
@@ -160,7 +161,7 @@ class ForkServer:
         os.setsid()
         time.sleep(QUIET_SECONDS)
         prepare(context)
-        from kybernate_shim.linux.file_pages import let_go  # it wants ctypes, for which no client waits
+        from kybernate_shim.linux.file_pages import let_go  # it needs ctypes, for which no client should wait
 
         self._let_go = let_go
         self._listener.listen(BACKLOG)  # from here on, clients see our credentials: listen(2) sets them
@@ -169,15 +170,15 @@ class ForkServer:
         return None
 
     def _serve(self, context: ProcessContext, pause: float, successor: int | None = None) -> str:
-        """Let clients be served until none has come for `pause` seconds, or none can any more; return what ended it."""
+        """Serve clients until none has come for `pause` seconds, or none can any more; return what ended it."""
         if not self._reachable():
             return UNREACHABLE
         events = select.poll()
-        # A listening socket keeps its inode: that its file is removed shows as a change of the count of links.
+        # A listening socket keeps its inode: the removal of its file shows as a change of the count of links.
         try:
             watch = inotify_watch(str(self._path), IN_ATTRIB | IN_MOVE_SELF)
         except OSError:  # programs of the same user, such as root's in containers, have taken all of its instances
-            watch = os.eventfd(0)  # of which nothing comes
+            watch = os.eventfd(0)  # which never becomes readable
         for fd in (watch, *([successor] if successor is not None else [])):
             events.register(fd, select.POLLIN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
@@ -202,9 +203,10 @@ class ForkServer:
             os.close(watch)
 
     def _fork_spare(self, context: ProcessContext) -> socket.socket:
-        """Fork the process for the next client, ahead of it, and return what becomes readable when that has come.
+        """Fork the process for the next client in advance, and return what becomes readable when that client has come.
 
-        It ends when the returned socket is closed before. Without processes or memory, this tries again and again.
+        The process ends if the returned socket is closed before. Without processes or memory, this tries again and
+        again.
         """
         ours, theirs = socket.socketpair()
         while (child := _forked()) is None:
@@ -258,7 +260,7 @@ def _next_client(listener: socket.socket, server: socket.socket) -> socket.socke
 
 
 def import_first() -> None:
-    """Import what every container needs, but for OpenSSL, and for what is imported in case that something uses it."""
+    """Import what every container needs, except OpenSSL, and what is imported only in case something uses it."""
     for name in UNUSED:
         postpone(name)
     with without(*OPENSSL):
@@ -296,7 +298,7 @@ def prepare(context: ProcessContext) -> None:
 
 
 def _rehearse() -> None:
-    """Go through a daemon's life. Where that fails, daemons work as without it, and the failure is logged."""
+    """Rehearse a daemon's life. Where that fails, daemons work as without it, and the failure is logged."""
     from kybernate_shim.fork_server import warm_up
 
     try:
@@ -310,7 +312,7 @@ def _rehearse() -> None:
 
 
 def _seal_runtime() -> None:
-    """Keep the node's runtime in memory, unless it is another program for each container, or must not be."""
+    """Keep the node's runtime in memory, unless it differs between containers, or the settings forbid it."""
     from kybernate_shim.config import Config, ConfigInvalid
     from kybernate_shim.errors import Missing
     from kybernate_shim.linux.sealed_program import seal
@@ -332,7 +334,7 @@ def _nature() -> ProcessContext:
 
 
 def _idle_seconds() -> float:
-    """Return the node's setting; a file that cannot be used is reported by each Create, so here the default will do."""
+    """Return the node's setting; each Create reports a file that cannot be used, so here the default suffices."""
     from kybernate_shim.config import Config, ConfigInvalid
 
     try:
@@ -342,7 +344,7 @@ def _idle_seconds() -> float:
 
 
 def _tuned() -> bool:
-    """Return the node's setting, for a file that cannot be used likewise the default."""
+    """Return the node's setting, or the default where its file cannot be used."""
     from kybernate_shim.config import Config, ConfigInvalid
 
     try:

@@ -1,8 +1,8 @@
-"""Keeps the pages of forked processes shared with the server, for each page that one writes is copied for it.
+"""Keeps the pages of forked processes shared with the server: each page that a process writes is copied for it.
 
-An interpreter writes to every object that it so much as looks at, because it counts references there. Objects that are
-made immortal are not counted (PEP 683, which was made for servers that fork); those that are frozen are no garbage
-collector's business. What is loaded before the first fork lives as long as the server anyway.
+An interpreter writes to every object that it even looks at, because it counts references there. Objects that are made
+immortal are not counted (PEP 683, which was made for servers that fork); the garbage collector ignores those that are
+frozen. What is loaded before the first fork lives as long as the server anyway.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DRIFT = 1 << 28  # of a count, by those extensions
 POOL_BYTES, POOL_HEADER = 1 << 14, 48
 BLOCK_SIZES = range(16, 513, 16)
 GAP_SIZES = (*range(8192, 1032, -64), *range(1032, 23, -16))  # those up to 1032 may be kept for their very size
-MOST_BYTES = 1 << 18  # of one size, in case that memory is not laid out as we believe
+MOST_BYTES = 1 << 18  # of one size, in case memory is not laid out as expected
 MOST_GAPS = 10_000
 
-_filling: list[object] = [None] * 64  # so long that it takes none of those blocks, also when it grows
+_filling: list[object] = [None] * 64  # long enough to take none of those blocks, even when it grows
 
 
 def fix_constants() -> None:
-    """Make the constants of functions immortal, which none of them may have loaded yet.
+    """Make the constants of functions immortal; no function may have loaded one yet.
 
     Python 3.14 looks at a constant when an instruction loads it for the first time. If it is mortal then, that
     instruction counts its references ever after.
@@ -82,7 +82,7 @@ def _make_immortal(objects: list[object]) -> None:
             continue
         count.value = count.value & FLAGS | mark
         objects += gc.get_referents(thing)
-        if type(thing) is CodeType:  # no container to the collector; a weak proxy would answer for what it stands for
+        if type(thing) is CodeType:  # the collector does not track it; isinstance would ask what a weak proxy refers to
             objects += (thing.co_name, thing.co_qualname, thing.co_names, *thing.co_consts)
 
 
@@ -94,12 +94,12 @@ def _fill_pools(size: int) -> None:
         _filling.append(block)
         place = id(block)
         if place - before == size and before % POOL_BYTES == POOL_HEADER:
-            break  # the first two of a pool in which nothing was
+            break  # the first two of an empty pool
         before = place
 
 
 def _block(size: int) -> object:
-    """Return something new of that size that is not a container, and so begins where its memory does."""
+    """Return a new object of that size that the collector does not track, and so begins where its memory does."""
     if size == object.__basicsize__:
         return object()
     return complex(1, 1) if size == complex.__basicsize__ else bytes(size - bytes.__basicsize__)

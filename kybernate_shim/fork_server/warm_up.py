@@ -1,7 +1,7 @@
-"""A daemon's life in small, for the fork server to go through before it forks: a container from Create to Delete.
+"""A rehearsal of a daemon's life for the fork server, before it forks: a container from Create to Delete.
 
-An interpreter adapts its code to what it works on, and fills caches, in the first runs of every function. What has
-happened in the fork server has happened for all daemons, and they share the pages where it shows.
+In the first runs of every function, an interpreter adapts its code to the data, and fills caches. Done in the fork
+server, this is done for all daemons, which share the pages concerned.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 def warm_up(times: int) -> int:
-    """Go through it so often, and return how often it went well. Nothing of it is left in any case.
+    """Rehearse so many times, and return how many succeeded. Nothing is left in any case.
 
-    A node without room, processes or time for it goes without: that is not an error. Raises what is.
+    Where a node has no room, processes or time for it, it is skipped, which is not an error. Other failures are raised.
     """
     well = 0
     with contextlib.suppress(OSError), scratch_directory("kybernate-") as directory, _of_its_own(directory):
@@ -97,7 +97,7 @@ def warm_up(times: int) -> int:
             bundle = directory / str(number)
             bundle.mkdir()
             well += _live(bundle)
-            gc.collect()  # or each life would take memory of its own
+            gc.collect()  # or each rehearsal would take memory of its own
     return well
 
 
@@ -143,7 +143,7 @@ async def _serve_and_call(daemon: Daemon, listener: socket.socket, path: Path) -
 
 @contextlib.asynccontextmanager
 async def _containerd(path: Path) -> AsyncIterator[None]:
-    """Take a daemon's events in containerd's place."""
+    """Receive a daemon's events in containerd's place."""
 
     async def forward(request: events.ForwardRequest, call: Call) -> Empty:
         return Empty()

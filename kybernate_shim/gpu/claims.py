@@ -1,4 +1,4 @@
-"""Claims on the memory of GPUs: of two restores that look for room at the same time, both would find it.
+"""Claims on the memory of GPUs: without them, two restores that look for room at the same time would both find it.
 
 The driver loses a process that it cannot place. So a restore is alone on its GPUs from its look at their free memory
 until it has taken what it needs, or until a deadline. After that, others count what it has claimed as taken: they

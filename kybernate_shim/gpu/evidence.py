@@ -68,7 +68,7 @@ def holders(pids: Iterable[int]) -> list[int]:
 
 
 async def seen(looking: Callable[[], T]) -> T:
-    """Return what `looking` sees of processes, any of which may keep it waiting. Raises TimeoutError."""
+    """Return what `looking` sees of processes, any of which may block it. Raises TimeoutError."""
     try:
         return await in_own_thread(looking, LOOK_SECONDS)
     except TimeoutError:
@@ -76,7 +76,7 @@ async def seen(looking: Callable[[], T]) -> T:
 
 
 def look(pids: Iterable[int]) -> list[Evidence]:
-    """Return what is to be seen of those of `pids` that live."""
+    """Return the evidence on those of `pids` that live."""
     pids = list(pids)
     peers = _peers(pids)
     return [evidence for pid in pids if (evidence := _look_at(pid, peers.get(pid, frozenset()))) is not None]
@@ -106,7 +106,7 @@ def _look_at(pid: int, peers: frozenset[int]) -> Evidence | None:
             imports=_imports(pid, maps),
         )
     except OSError:
-        return None  # it ended while we looked, and takes its GPU state along
+        return None  # it has ended, and its GPU state with it
 
 
 def _mapped_files(maps: str) -> set[str]:

@@ -1,8 +1,8 @@
-"""Which GPU a process comes back to: from the GPUs that its container could open, and those that the new one can.
+"""Which GPU a process is restored to: chosen by the GPUs that its container could open and the new one can.
 
-The driver wants a map that names every GPU that the process could open, whatever CUDA_VISIBLE_DEVICES said, so the ones
-that were not in use are carried along; and each must be open to it again, where it was or where the map puts it.
-Plain functions. Source: CUDA Driver API, CUcheckpointRestoreArgs; measured with driver 580.159.
+The driver wants a map that names every GPU that the process could open, whatever CUDA_VISIBLE_DEVICES said, so the
+unused ones are mapped as well; and the process must be able to open each of them again, the same GPU or the one that
+the map names. Plain functions. Source: CUDA Driver API, CUcheckpointRestoreArgs; measured with driver 580.159.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def make_plan(
     usable: Sequence[NodeGpu],
     explicit: Mapping[str, str],
 ) -> GpuPlan:
-    """Decide the GPU of everything in `used`, some of the GPUs `visible` to the container that was checkpointed.
+    """Choose a GPU for everything in `used`, which are some of the GPUs `visible` to the checkpointed container.
 
     `usable` are the GPUs that the new container may use, `explicit` overrides the choice. A GPU that is usable again is
     kept. Raises GpuMismatch; room is not looked at, see `require_room`.
@@ -93,8 +93,8 @@ def usable_gpus(
     """Return the UUIDs of the GPUs that a container may use.
 
     `numbers` are those of its device nodes /dev/nvidiaN, which decide; without any, `visible` does, the value of
-    NVIDIA_VISIBLE_DEVICES; without that, it may use them all, as a privileged one. With `devices_only`, nothing but
-    device nodes gives it a GPU.
+    NVIDIA_VISIBLE_DEVICES; without that, it may use them all, like a privileged container. With `devices_only`, nothing
+    but device nodes gives it a GPU.
     """
     if numbers or devices_only:
         return [gpu.uuid for gpu in node if gpu.number in numbers]
@@ -139,7 +139,7 @@ def _require_alike(one: Used, gpu: NodeGpu) -> None:
 
 
 def _complete(moves: dict[str, str], visible: Sequence[str], here: Sequence[str]) -> tuple[GpuPair, ...]:
-    """Complete `moves` to a map of all GPUs that the old container could open; one that moves nothing is none."""
+    """Complete `moves` to a map of all GPUs that the old container could open; empty where nothing moves."""
     rest = [uuid for uuid in visible if uuid not in moves]
     for old in rest:
         if old in here and old not in moves.values():

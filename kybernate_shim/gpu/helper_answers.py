@@ -36,7 +36,7 @@ class CudaProcess:
 
 @dataclass(frozen=True)
 class States:
-    """The driver's answers: the processes with CUDA state by pid, and the error of each that it did not answer for."""
+    """The driver's answers: the processes with CUDA state by pid, and the error of each other one."""
 
     processes: Mapping[int, CudaProcess]
     unknown: Mapping[int, CudaError]
@@ -44,7 +44,7 @@ class States:
 
 @dataclass(frozen=True)
 class ArenaMoved:
-    """What moved to or from the arena, by pid: its bytes, and why nothing of a process could.
+    """What moved to or from the arena, by pid: the bytes, or why nothing of a process moved.
 
     `spared` of all the bytes needed no copy: the arena had them already, or they are zeros.
     """

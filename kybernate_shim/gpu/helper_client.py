@@ -39,10 +39,11 @@ from kybernate_shim.ttrpc import Client, Code, RpcError
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["Cuda"].full_name
 SOCKET = RUN / "cuda.sock"
 START_SECONDS = 20.0
-START_AGAIN_SECONDS = 5.0  # after a start of which nothing is seen
+START_AGAIN_SECONDS = 5.0  # after a start without effect
 STATES_SECONDS = 10.0
 INFO_SECONDS = 60.0
-# The helper answers by itself when a process's time is over; this is what the answer may take on top, cuInit included.
+# The helper answers by itself when a process's time is over; this is the additional time for the answer, including
+# cuInit.
 SLACK_SECONDS = 75.0
 MOVE_ATTEMPTS = 3
 
@@ -127,11 +128,11 @@ class CudaHelper:
         return await self._verb("Unlock", pids, timeout)
 
     async def warm(self, pids: Sequence[int], timeout: float) -> None:
-        """Get the arena ready for what `offload` will move out of running processes. Nothing depends on it."""
+        """Prepare the arena for what `offload` will move out of running processes. This is only for speed."""
         await self._move("Warm", pids, timeout)
 
     async def expect(self, pid: int, gpus: Iterable[str], timeout: float) -> None:
-        """Get the arena ready to reload what process `pid` has there into others, that will be restored on `gpus`.
+        """Prepare the arena to reload what process `pid` has there into others, which will be restored on `gpus`.
 
         Nothing depends on it.
         """
@@ -146,8 +147,8 @@ class CudaHelper:
     async def prefetch(self, pid: int, gpu: str, free_bytes: int, timeout: float, *, room_comes: bool = False) -> None:
         """Begin to copy what `reload` will move to the GPU that a process is being restored on.
 
-        `free_bytes` stay free there; with `room_comes`, what another process gives up is waited for. Nothing depends on
-        it; the GPU's memory is given back with a `reload`, a `checkpoint`, or a restore that fails.
+        `free_bytes` stay free there; with `room_comes`, it waits for what another process gives up. This is only for
+        speed; the GPU's memory is freed by a `reload`, a `checkpoint`, or a restore that fails.
         """
         milliseconds = _milliseconds(timeout)
         request = wire.PrefetchRequest(
@@ -157,7 +158,7 @@ class CudaHelper:
         await self._call(client, "Prefetch", request, wire.VerbResponse, timeout + SLACK_SECONDS)
 
     async def reload(self, pids: Sequence[int], timeout: float, coming: RoomComing | None = None) -> ArenaMoved:
-        """Move what the arena has of locked processes back to VRAM, where there may be room only by and by.
+        """Move what the arena has of locked processes back to VRAM, where room may become free only gradually.
 
         They stay locked.
         """
@@ -195,7 +196,7 @@ class CudaHelper:
         return await self._call(client, method, request, wire.VerbResponse, timeout + SLACK_SECONDS)
 
     async def _ask(self, method: str, request: Message, reply: type[Reply], seconds: float) -> Reply:
-        """Make a call that changes nothing: when the helper ends under it, being idle just then, ask the next one."""
+        """Make a call that changes nothing: if the helper ends during it, since it was idle, ask the next one."""
         client = await self._connected()
         try:
             return await self._call(client, method, request, reply, seconds)
@@ -252,7 +253,7 @@ class CudaHelper:
 async def cuda_helper(
     socket: Path = SOCKET, *, start: bool = True, idle_seconds: float | None = None
 ) -> AsyncIterator[CudaHelper]:
-    """Use the node's CUDA helper; the connection is closed in the end, the helper stays for the node."""
+    """Use the node's CUDA helper; the connection is closed at the end; the helper keeps running for the node."""
     helper = CudaHelper(socket, start=start, idle_seconds=idle_seconds)
     try:
         yield helper
@@ -279,7 +280,8 @@ def start_helper(socket: Path, idle_seconds: float | None = None, options: Seque
     log = (os.POSIX_SPAWN_OPEN, 1, str(log_path(socket)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     actions = [nothing, log, (os.POSIX_SPAWN_DUP2, 1, 2)]
-    # Neither it nor its workers look for modules in the directory where `kybernate` was called, which may be another's.
+    # Neither it nor its workers look for modules in the directory where `kybernate` was called, which may belong to
+    # another user.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     return os.posix_spawn(command[0], command, environment, file_actions=actions, setsid=True)
 

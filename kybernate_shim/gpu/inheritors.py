@@ -8,11 +8,12 @@ process with CUDA state has under the same number.
 
 The driver also opens devices for a moment. A child that is forked then has a descriptor that no other process has.
 Where others of its descriptors are proven, so that the driver refuses to work in it, this one is inherited, too, unless
-the child has loaded another library that opens devices, such as NVML. Else, a process that has even one descriptor
+the child has loaded another library that opens devices, such as NVML. Otherwise, a process that has even one descriptor
 without a proof is left alone.
 
 The driver's checkpoint closes the files of the CUDA process. So the proofs are taken before, and kept for as long as
-the processes live. Who is forked afterwards is known by its parent and by when it began, and so are its own children.
+the processes live. A process that is forked afterwards is known by its parent and its start time, and so are its own
+children.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Inheritors:
     """What is proven about the processes of one container."""
 
     owners: dict[Identity, Snapshot] = field(default_factory=dict)  # those with CUDA state
-    proven: dict[Identity, frozenset[int]] = field(default_factory=dict)  # and those that inherited, with what
+    proven: dict[Identity, frozenset[int]] = field(default_factory=dict)  # those that inherited, with their descriptors
 
     def observe(self, owners: Iterable[DeviceFiles], others: Iterable[DeviceFiles], moment: int) -> None:
         """Take proofs; `owners` have CUDA state, `others` have not. `moment` is before the processes were listed."""
@@ -71,7 +72,7 @@ class Inheritors:
     def follow(self, pids: Iterable[int]) -> None:
         """Take the proofs of those that were forked since, a parent's before its children's.
 
-        So a child stays known where its parent has given its files up, or has ended, by the time that it is asked for.
+        So a child stays known even if its parent has closed its files, or has ended, by the time of a query.
         """
         found = [one for pid in pids if (one := identity(pid)) is not None]
         for one in sorted(found, key=lambda one: one.started):
@@ -79,7 +80,7 @@ class Inheritors:
                 self.proven[one] = shared
 
     def inherited(self, pid: int) -> frozenset[int]:
-        """Return the descriptors that process `pid` has inherited, if it has them; none where nothing is proven."""
+        """Return the descriptors that process `pid` has inherited and still has; none where nothing is proven."""
         try:
             one, parent = Identity(pid, start_time(pid)), parent_of(pid)
             above = Identity(parent, start_time(parent)) if parent else None
@@ -88,7 +89,7 @@ class Inheritors:
         return judge(one, above, self.owners, self.proven)
 
     def inherited_of(self, held: DeviceFiles) -> frozenset[int]:
-        """Return the same, with what the process holds besides and cannot have opened."""
+        """Return the same, and what else the process holds and cannot have opened."""
         proven = self.inherited(held.pid)
         return proven | held.descriptors if proven and not opens_devices(held.pid) else proven
 
@@ -103,7 +104,7 @@ def judge(
     owners: Mapping[Identity, Snapshot],
     proven: Mapping[Identity, frozenset[int]],
 ) -> frozenset[int]:
-    """Return what a process has inherited: what is proven, and what it got from its parent after that was seen."""
+    """Return what a process has inherited: what is proven, and what it got from its parent since that was seen."""
     late: frozenset[int] = frozenset()
     if parent is not None:
         late = proven.get(parent, frozenset())
@@ -121,7 +122,7 @@ def opens_devices(pid: int) -> bool:
 
 
 def identity(pid: int) -> Identity | None:
-    """Return who has the pid, None where there is no such process."""
+    """Return the process that has the pid, None where there is none."""
     with suppress(ProcessLookupError):
         return Identity(pid, start_time(pid))
     return None

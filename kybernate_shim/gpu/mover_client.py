@@ -56,10 +56,10 @@ class VramMover:
         on_progress: Callable[[int], None] = lambda done: None,
         on_drop: Callable[[int, SavedRegion], None] = lambda pid, part: None,
     ) -> R:
-        """Do a job and return its result; `on_progress` receives the bytes done, of a job that moves some.
+        """Do a job and return its result; `on_progress` receives the bytes done by a job that moves bytes.
 
-        `on_drop` receives the process and the part of which the pages are about to be dropped, also of a worker that
-        is killed then.
+        `on_drop` receives the process and the part whose pages are about to be dropped, even if the worker is killed
+        then.
         Raises a VramError; when cancelled, the job has ended before this returns.
         """
 
@@ -80,7 +80,7 @@ class VramMover:
                 self._client.forget(call)
 
     async def _cancel(self, call: PendingJob[R]) -> None:
-        """End a job. What it says is that it was cancelled, most likely; else the caller, who undoes, finds out."""
+        """End a job. Its answer is most likely that it was cancelled; otherwise the caller's undo finds out."""
         with suppress(WorkerError):
             call.cancel()
         try:

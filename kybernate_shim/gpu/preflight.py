@@ -1,7 +1,7 @@
-"""Whether a container's GPU state would survive: what the driver accepts and cannot restore, or hangs on, is refused.
+"""Whether a container's GPU state would survive: what the driver accepts but cannot restore, or hangs on, is refused.
 
-An objection is certain where the evidence leaves no other reading, else it is a suspicion, which a person may override.
-Each says what was seen, what would follow and what to do.
+An objection is certain where the evidence has no other explanation; otherwise it is a suspicion, which a user may
+override. Each says what was seen, what would follow and what to do.
 Source: measured with driver 580.159 (NCCL, managed and imported memory); CRIU's plugins/cuda/README.md (MPS, MIG).
 """
 

@@ -18,7 +18,7 @@ ListPids = Callable[[], Iterable[int]]  # such as Cgroup.processes: every proces
 
 
 async def cuda_processes(helper: CudaHelper, pids: Iterable[int], timeout: float = STATES_SECONDS) -> list[CudaProcess]:
-    """Return those of `pids` that hold CUDA state. Raises what keeps the driver from telling about one of them."""
+    """Return those of `pids` that hold CUDA state. Raises the driver's failure to report on one of them."""
     states = await helper.states(sorted(set(pids)), timeout)
     if errors := [error for pid, error in states.unknown.items() if _alive(pid)]:
         raise join(errors)
@@ -28,7 +28,7 @@ async def cuda_processes(helper: CudaHelper, pids: Iterable[int], timeout: float
 async def lock_all(
     helper: CudaHelper, list_pids: ListPids, timeout: float, *, locked: Callable[[Sequence[int]], None]
 ) -> list[int]:
-    """Lock every process that holds CUDA state, those included that begin to while we look; return their pids.
+    """Lock every process that holds CUDA state, including those that begin to meanwhile; return their pids.
 
     Processes that are checkpointed already are left as they are and not returned. All that a look finds are locked at
     the same time, since ranks that wait for each other never drain one by one; then the next look follows, until one
@@ -39,7 +39,7 @@ async def lock_all(
     mine: list[int] = []
     deadline = 0.0
     while new := await _not_suspended(helper, set(list_pids()) - set(mine), timeout):
-        deadline = deadline or loop.time() + timeout  # from the first answer on: a helper may have had to start
+        deadline = deadline or loop.time() + timeout  # from the first answer on, since a helper may have had to start
         if loop.time() >= deadline:
             raise cuda_processes_keep_appearing(new, timeout)
         locked(new)
@@ -65,7 +65,7 @@ async def _lock(helper: CudaHelper, pids: Sequence[int], timeout: float) -> list
 
 
 def _alive(pid: int) -> bool:
-    """Distinguish a process from one that is gone or a zombie, which has no memory and so no CUDA state any more."""
+    """Return whether a process lives: one that is gone, or a zombie, has no memory and so no CUDA state any more."""
     try:
         os.kill(pid, 0)
         with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123  # a Path object per process would cost more

@@ -7,8 +7,8 @@ An offload moves VRAM into the node's arena, at the speed of the GPU's link, whe
 library; what is not offloaded takes the driver's path. A reload moves it back; an unlock first reloads what was not
 reloaded.
 
-Undoing goes by what the driver says about each process, not by what we believe to have done: a call that was given up
-may have been carried out. No process stays locked, whether a step failed, was too slow, or its task was cancelled.
+An undo relies on what the driver reports about each process, not on which calls were made: a call that was given up may
+have been carried out. No process stays locked, whether a step failed, was too slow, or its task was cancelled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kybernate_shim.gpu.processes import ListPids, lock_all
 from kybernate_shim.steps import Step
 
 T = TypeVar("T")
-# Of pids, and the bytes offloaded before; its value says whether it has their threads stopped.
+# Of pids, and the bytes offloaded before; it yields whether it has stopped their threads.
 Around = Callable[[Sequence[int], int], AbstractAsyncContextManager[bool]]
 
 
@@ -49,20 +49,20 @@ class StepSeconds:
 
 @dataclass
 class Suspended:
-    """The processes that `suspend` has checkpointed, without those that were it before, and what it took.
+    """The processes that `suspend` has checkpointed, without those that already were, and the time of each step.
 
     The steps are over all processes: "cuda-lock", "cuda-checkpoint", "cuda-restore" or "cuda-unlock". Where the arena
-    had part in it, "arena-take" or "arena-give" comes between, with the bytes that it moved.
+    was used, "arena-take" or "arena-give" comes between, with the bytes that it moved.
     """
 
     pids: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    taken: ArenaMoved = field(default_factory=ArenaMoved)  # what the arena has of it
+    taken: ArenaMoved = field(default_factory=ArenaMoved)  # what is in the arena
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """A process of which the arena may copy to its GPU before it is there, as long as so many bytes stay free.
+    """A process whose bytes may be copied from the arena to its GPU before it is there, if so many bytes stay free.
 
     `room_comes`: another process is giving up room there, which is waited for.
     """
@@ -75,7 +75,7 @@ class Ahead:
 
 DEFAULT_LIMITS = StepSeconds()
 ATTEMPTS = 2  # of an undo: a helper that was lost under the first is replaced for the second
-PROOF_SECONDS = 1.0  # after a failure: for another one that is its cause, and may be told later
+PROOF_SECONDS = 1.0  # after a failure: for another one that is its cause, and may be reported later
 NOT_COMPUTING = (State.LOCKED, State.CHECKPOINTED, State.FAILED, State.UNKNOWN)
 
 
@@ -152,7 +152,7 @@ async def resume(
     """Move the VRAM of checkpointed processes back, by the GPU map `pairs` if there is one, and let them compute.
 
     `proof` runs at the same time, and nothing computes before it is done; what it raises leaves the processes locked,
-    for their memory is wrong. `room` returns when the GPUs have room for what the arena has of them, which another
+    since their memory is wrong. `room` returns when the GPUs have room for what the arena has of them, which another
     process may be about to free, or for the first of it, where the rest is `coming`; what it raises is a failure. What
     is `ahead` is copied while the driver works. `taken` is called when the processes have all of the GPUs' memory that
     they need.
@@ -209,7 +209,7 @@ async def bring_back(helper: CudaHelper, pids: Sequence[int], limits: StepSecond
 
 
 async def _failure_of_proof(proving: asyncio.Future[None] | None) -> BaseException | None:
-    """Return why the memory is wrong, if that is why the memory could not be brought back."""
+    """Return the failure of the proof, if the memory could not be brought back because it is wrong."""
     if proving is None:
         return None
     await asyncio.wait([proving], timeout=PROOF_SECONDS)
@@ -225,7 +225,7 @@ async def _warm(helper: CudaHelper, pids: Sequence[int], limits: StepSeconds) ->
 
 
 async def _prefetch(helper: CudaHelper, ahead: Sequence[Ahead], limits: StepSeconds) -> None:
-    """Have the copies begun; what is wrong with the arena shows when it is needed."""
+    """Begin the copies; a fault of the arena shows when it is needed."""
     for one in ahead:
         with suppress(CudaError):
             await helper.prefetch(one.pid, one.gpu, one.free_bytes, limits.restore, room_comes=one.room_comes)
@@ -268,7 +268,7 @@ async def _add_notes(error: BaseException, undo: Coroutine[Any, Any, list[str]])
 async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end, also when this task is cancelled meanwhile; the cancellation is raised afterwards.
 
-    What `work` itself raises goes before that: it may say that nothing must continue.
+    What `work` itself raises takes precedence: it may mean that nothing must continue.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

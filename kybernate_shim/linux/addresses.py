@@ -18,7 +18,7 @@ GLOBAL: Final = "00"  # the scope of an address that is not the link's or the ho
 
 
 def global_addresses(namespace: Path) -> tuple[str, ...]:
-    """Return the addresses of a network namespace by which others reach it: the interfaces' first of IPv4, all of IPv6.
+    """Return the addresses by which others reach a network namespace: the first of IPv4 of each interface, all of IPv6.
 
     Raises OSError.
     """

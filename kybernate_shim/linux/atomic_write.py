@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from _thread import get_native_id  # `threading` would be an import more for each `start`
+from _thread import get_native_id  # `threading` would be one more import for each `start`
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +18,12 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 def replacing(
     path: Path, *, mode: int = FILE_MODE, durable: bool = False, keep: bool = False, staging: str = ""
 ) -> Iterator[TextIO]:
-    """Give a new file that takes the place of `path` at the end. After a failure, all is as it was. Raises OSError.
+    """Yield a new file that replaces `path` at the end. After a failure, all is as it was. Raises OSError.
 
     With `durable`, the file survives a power failure once this returns, and before that the old one does. With `keep`,
-    a file that is at `path` by then stays instead. `staging` names the new file until then. It is for callers where a
-    file that a killed process left must not remain next to the new one. Without it, no two threads on the node use the
-    same name.
+    a file that is at `path` by then stays instead. `staging` names the new file until then. It is for callers that must
+    not leave the file of a killed process next to the new one. Without it, no two threads on the node use the same
+    name.
     """
     temporary = path.with_name(staging or f".{path.name}.{get_native_id()}")
     try:
@@ -60,7 +60,7 @@ def replace_file(
 
 @contextmanager
 def creating(path: Path, *, staging: Path) -> Iterator[BinaryIO]:
-    """Give a new file that appears as `path` at the end, durably. After a failure, nothing is there.
+    """Yield a new file that appears as `path` at the end, durably. After a failure, nothing is there.
 
     It is `staging` until then, in the same directory. Raises FileExistsError where either is there, and OSError.
     """

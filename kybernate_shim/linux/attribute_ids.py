@@ -19,11 +19,11 @@ _USER, _GROUP = 0x02, 0x08  # the tags of entries with an id
 _REVISION, _WITH_ROOT = 0xFF000000, 0x03000000
 _ROOT_AT: Final = 20
 
-Owners = Callable[[int, int], tuple[int, int]]  # makes of a user and a group those of another range
+Owners = Callable[[int, int], tuple[int, int]]  # maps a user and a group to those of another range
 
 
 def moved_ids(name: str, value: bytes, owners: Owners) -> bytes:
-    """Return the value of an attribute with its ids as `owners` makes them; what has none, or is damaged, stays."""
+    """Return the value of an attribute with its ids mapped by `owners`; one without ids, or a damaged one, stays."""
     if name in ACLS:
         return _moved_acl(value, owners)
     if name == CAPABILITY and _has_root(value):

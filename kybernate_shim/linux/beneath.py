@@ -1,4 +1,4 @@
-"""Files below a directory in which others rename and replace what they like, while it is read.
+"""Files below a directory in which others may rename and replace anything while it is read.
 
 A path is resolved again by each call that takes it, so what was looked at need not be what is opened: a directory that
 is exchanged for a link leads such a walk to any file of the node. Here a name is resolved once, by the kernel, below a
@@ -30,13 +30,13 @@ MOST_LINKED_BYTES: Final = 256 << 20  # of memory for the names of files that ha
 MOST_ATTRIBUTES: Final = 1 << 20  # bytes of one file's; XFS lets a file have thousands of 64 KiB each
 ENTRY: Final = 128
 LINKED_ENTRY: Final = 256
-GONE: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV)  # what opening a directory says that is none now
+GONE: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV)  # errors of opening what is no directory any more
 READABLE: Final = (stat.S_IFDIR, stat.S_IFREG)
 LONGEST_NAME: Final = 4096  # bytes below the top; source: linux/limits.h, PATH_MAX
 
 
 def tree_changed(name: str, why: str = "replaced while the tree was read") -> OSError:
-    """Return the error of a file that was replaced while the tree was read."""
+    """Return the error: a file was replaced while the tree was read."""
     return OSError(errno.ESTALE, why, name)
 
 
@@ -51,7 +51,7 @@ class TreeFile:
 
     `name` is its path below the top, "." the top itself.
 
-    A directory and a regular file can be read by it; any other file is pinned (O_PATH), be it a link itself.
+    A directory and a regular file can be read by it; any other file is pinned (O_PATH), even a link.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Limits:
 
 @contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """Close a descriptor in the end."""
+    """Close a descriptor at the end."""
     try:
         yield fd
     finally:
@@ -138,12 +138,12 @@ def path_of(fd: int) -> str:
 
 
 def open_top(path: Path) -> int:
-    """Open the top of a tree by a path that root alone can change, but for its last part, which must be no link."""
+    """Open the top of a tree by a path that only root can change, except the last part, which must not be a link."""
     return os.open(path, DIRECTORY)
 
 
 def pin(directory: int, name: str) -> int:
-    """Return a descriptor, from O_PATH, of what `name` is below an open directory, be it a link. Raises OSError."""
+    """Return a descriptor (O_PATH) of what `name` is below an open directory, even if it is a link. Raises OSError."""
     return openat2.openat2(directory, name, LOOK, RULES)
 
 
@@ -161,11 +161,11 @@ def walk(
     changing: bool = False,
     read: bool = True,
 ) -> Iterator[TreeFile]:
-    """Yield the top of a tree and all below, a directory before what it has, in the order of names.
+    """Yield the top of a tree and all below, a directory before its content, in the order of names.
 
-    What `skip` is true for is left out, with all below. `check` is called before each file, and ends the walk by what
-    it raises. With `changing`, what is gone or was replaced meanwhile is left out. Without `read`, regular files are
-    pinned like all others. Raises OSError.
+    Files for which `skip` is true are left out, with all below. `check` is called before each file, and ends the walk
+    by what it raises. With `changing`, what is gone or was replaced meanwhile is left out. Without `read`, regular
+    files are pinned like all others. Raises OSError.
     """
     yield from _TreeWalk(top, skip, check, limits or Limits(), changing, read).all()
 
@@ -196,7 +196,7 @@ class _TreeWalk:
                 yield from self._inside(name, fd)
 
     def _opened(self, name: str, before: os.stat_result | None) -> int | None:
-        """Open a directory that was found before, None where it may be another one by now."""
+        """Open a directory that was found before; None where it may have been replaced."""
         try:
             fd = open_directory(self.top, name)
         except OSError as error:
@@ -256,8 +256,7 @@ class _TreeWalk:
         return sorted(found)
 
     def _held(self, directory: int, base: str, name: str) -> tuple[int, os.stat_result] | None:
-        """Return a file's descriptor, to read it if it is a regular one, which no call after it waits for; and its
-        status.
+        """Return a file's descriptor, for reading if it is a regular one, so that no later call blocks; and its status.
 
         None where it may be gone.
         """

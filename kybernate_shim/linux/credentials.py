@@ -53,7 +53,7 @@ class ProcessCredentials:
     oldest first; where only their count is known they are "". `node_namespaces` are the kinds that it shares with the
     node; the maps of its user namespace are `inside outside count`, () in the node's. `stray_cgroup` is its cgroup
     where that is neither the container's nor below it. `limits` are the hard ones by number. `boost` is how far its
-    nice value lies below 0, `real_time` whether the scheduler puts it before ordinary threads.
+    nice value lies below 0, `real_time` whether the scheduler prefers it to ordinary threads.
     """
 
     pid: int
@@ -88,8 +88,8 @@ def of_process(pid: int, cgroups: Mapping[str, str]) -> tuple[ProcessCredentials
     """Return the privileges of all threads of a process; those that have ended have none.
 
     The namespaces are those of the first thread. `cgroups` is the name of the container's cgroup by controller, in the
-    form of /proc/PID/cgroup; in a hierarchy that is missing there, every cgroup is right. `securebits` and the content
-    of seccomp's filters are not in /proc.
+    form of /proc/PID/cgroup; in a hierarchy that is missing there, every cgroup is accepted. `securebits` and the
+    content of seccomp's filters are not in /proc.
     Raises ProcessLookupError where the process ends meanwhile, and OSError.
     """
     place = Path(f"/proc/{pid}")
@@ -120,7 +120,7 @@ def process_tree(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _ThreadGroup:
-    """What all threads of a process have in common, as CRIU restores them; later, unshare(2) may part their ways."""
+    """What all threads of a process have in common when CRIU restores them; later, they may differ by unshare(2)."""
 
     users: Sequence[tuple[int, int, int]]
     groups: Sequence[tuple[int, int, int]]
@@ -142,7 +142,7 @@ def _process_facts(place: Path) -> _ThreadGroup:
 
 
 def _thread(place: str, tid: int, process: _ThreadGroup, cgroups: Mapping[str, str]) -> ProcessCredentials | None:
-    """Return the privileges of a thread, None for one that has ended and only waits to be noticed."""
+    """Return the privileges of a thread, None for one that has ended and only waits to be reaped."""
     status = dict(line.split(":\t", 1) for line in lines_of(text_of(f"{place}/status")) if ":\t" in line)
     if status["State"][0] in "ZX":
         return None
@@ -192,7 +192,7 @@ def _ranges(path: Path) -> list[tuple[int, int, int]]:
 
 
 def _is_the_nodes(place: Path, kind: str) -> bool:
-    """Return whether a namespace is the one of this process; of a kind that the kernel does not have all are."""
+    """Return whether a namespace is the one of this process; always true for a kind that the kernel does not have."""
     name = _FILES.get(kind, kind)
     own = _our_namespace(name)
     return own == "" or str((place / "ns" / name).readlink()) == own
@@ -212,7 +212,7 @@ def _our_namespace(name: str) -> str:
 
 
 def _read(path: str) -> str:
-    """Return the content of a file in /proc; for thousands of threads, without what pathlib takes."""
+    """Return the content of a file in /proc; for thousands of threads, without pathlib's overhead."""
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
         return file.read().decode(errors="surrogateescape")
 

@@ -1,4 +1,4 @@
-"""Which files of the node's a process holds: descriptors, directories and its program, by the mount that each is on.
+"""Which files of the node a process holds: descriptors, directories and its program, by the mount that each is on.
 
 CRIU opens files for restored processes by path, as root. A link that was put in place after the checkpoint could lead
 such a path out of the container. What was opened that way lies on a mount that no mount namespace of the container has.
@@ -13,14 +13,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-# The kernel's own mounts are in no mountinfo: of memory, and of what is not a file at all, whose names begin without /.
+# The kernel's own mounts are in no mountinfo: those of memory, and those of what is not a file at all, whose names do
+# not begin with /.
 INTERNAL: Final = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/[aio]", "/anon_hugepage")
 LINKS: Final = ("cwd", "root", "exe")
 MOUNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 
 def outside(pids: Iterable[int]) -> Iterator[str]:
-    """Yield a sentence for everything that one of the processes holds of a mount that none of them can see.
+    """Yield a sentence for everything that a process holds on a mount that none of the processes can see.
 
     For processes that do not run. Raises OSError where one has ended.
     """

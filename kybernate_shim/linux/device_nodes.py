@@ -23,7 +23,7 @@ OF_DEVICES = ("tmpfs", "devtmpfs")  # what runtimes mount at /dev
 
 
 def not_in_dev(path: str, why: str) -> OSError:
-    """Return the error: the directory for a device node is none of the container's own /dev."""
+    """Return the error: the directory for a device node is not in the container's own /dev."""
     return OSError(errno.EXDEV, why, path)
 
 
@@ -73,7 +73,7 @@ def _require_dev(pid: int, path: str, parent: int, dev: int) -> None:
 
 
 def _open_to_all(parent: int, path: str, name: str, device: int) -> None:
-    """Set the mode of what was just made, whatever the umask is, and of nothing that has taken its name."""
+    """Set the mode of what was just made, whatever the umask is, and of nothing that has replaced it."""
     with _opened(os.open(name, LOOK, dir_fd=parent)) as made:
         status = os.fstat(made)
         if not stat.S_ISCHR(status.st_mode) or status.st_rdev != device:

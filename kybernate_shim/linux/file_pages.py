@@ -1,6 +1,6 @@
 """Releases the pages of files that this process has mapped: most have code that only its start needed.
 
-Who needs one again finds it in the page cache, with its neighbours.
+A page that is needed again is found in the page cache, with its neighbours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _unchanged: set[str] = set()
 
 
 def let_go() -> None:
-    """Unmap them. The first call looks which they are, and spares processes that are forked later the long look."""
+    """Unmap them. The first call finds them, which spares processes that are forked later the long search."""
     if not _unchanged:
         _unchanged.update(unchanged(Path("/proc/self/smaps").read_text()))
     madvise = ctypes.CDLL(None).madvise
@@ -28,7 +28,7 @@ def let_go() -> None:
 
 
 def unchanged(smaps: str) -> Iterator[str]:
-    """Yield the lines of /proc/PID/maps for what is as its file is; what was relocated, for example, is not."""
+    """Yield the lines of /proc/PID/maps for mappings that equal their file; relocated ones, for example, do not."""
     for entry in filter(None, re.split(r"^(?=[0-9a-f]+-)", smaps, flags=re.MULTILINE)):
         mapping, _, values = entry.partition("\n")
         _, perms, _, _, inode, *_ = mapping.split()

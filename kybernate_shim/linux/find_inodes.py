@@ -1,4 +1,4 @@
-"""Finds names of files by their inodes, below a directory in which others rename what they like meanwhile.
+"""Finds names of files by their inodes, below a directory in which others may rename anything meanwhile.
 
 Every directory is opened below an open one, without following a link and without entering another filesystem, and only
 names are the result. The search has an end, however many directories there are and however long their names.
@@ -40,7 +40,7 @@ def root_of(pid: int, directory: str = "/") -> Iterator[int]:
 
 
 def real_path(root: int, path: str) -> str:
-    """Return an absolute path with the links followed on the way to its last part, below the open root of a process.
+    """Return an absolute path below the open root of a process, with the links on the way to its last part followed.
 
     Where a directory on the way is not there, the rest stays as it is.
     """
@@ -83,7 +83,7 @@ def find_names(top: int, wanted: Collection[Identity], first: Sequence[str] = ()
 
 
 def identity_of(top: int, name: str) -> Identity | None:
-    """Return what is at a name below an open directory, itself if it is a link; None where there is nothing."""
+    """Return what is at a name below an open directory, or the link itself; None where there is nothing."""
     status = look(top, name)
     return (status.st_dev, status.st_ino) if status is not None else None
 

@@ -16,14 +16,14 @@ from typing import Final
 from kybernate_shim.linux.process import title_of
 
 DELETED: Final = " (deleted)"
-TOO_LONG: Final = "(a path of more than 4095 bytes)"  # of which the kernel says nothing
+TOO_LONG: Final = "(a path of more than 4095 bytes)"  # which the kernel does not show
 LINKS: Final = {"cwd": "working directory", "root": "root directory", "exe": "program"}
 
 
 @dataclass(frozen=True)
 class HeldFile:
     """A file that process `pid` holds as `what`, such as `descriptor 4`. `place` is its link in /proc, `name` what the
-    link says, with the kernel's mark where the name was removed.
+    link says, with the kernel's mark if the name was removed.
     """
 
     pid: int

@@ -6,10 +6,10 @@ The driver maps the copy and fills it in one call, with small pages unless somet
     process  the driver's mapping is caught while it is made, and advised before it is filled: `vram.prefault` does that
     node     set the node's switch to "always" for the duration: every program that faults memory then is affected
 
-Tried and of no use: to advise a mapping once it is seen in the process's map. The driver faults it in as soon as it has
-it, and the advice has to wait for the lock that it holds meanwhile: after 13 GiB, 2 MiB were huge (H100, 580.159.04).
-Rejected: prctl (PR_SET_THP_DISABLE and its PR_THP_DISABLE_EXCEPT_ADVISED can only forbid, up to Linux 6.18), memory
-cgroups (they have no such setting), process_madvise (takes no MADV_HUGEPAGE for another process).
+Tried without success: advising a mapping once it appears in the process's map. The driver faults it in as soon as it
+has it, and the advice has to wait for the lock that it holds meanwhile: after 13 GiB, 2 MiB were huge (H100,
+580.159.04). Rejected: prctl (PR_SET_THP_DISABLE and its PR_THP_DISABLE_EXCEPT_ADVISED can only forbid, up to Linux
+6.18), memory cgroups (they have no such setting), process_madvise (takes no MADV_HUGEPAGE for another process).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def huge_pages(mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def node_wide(switch: Path = SWITCH, state: Path = STATE) -> Iterator[None]:
-    """Keep the node's switch at "always"; the last of all users, in any process, sets it to what the first one found.
+    """Keep the node's switch at "always"; the last user, in any process, restores the value that the first one found.
 
     A user that is killed stops counting, and the next one to come or go restores: `restore_node` is for that. A switch
     that another program has set in the meantime is left unchanged. Raises Refused.
@@ -75,7 +75,7 @@ def _enter(switch: Path, state: Path) -> int:
             if _selected(switch) == "never":
                 raise Refused(f"{switch} is set to never, which Kybernate does not override")
             if not previous.exists():
-                replace_file(previous, _selected(switch))  # half a word would be no setting
+                replace_file(previous, _selected(switch))  # half a word would not be a setting
             switch.write_text("always")
             return lock_file(state / "users", shared=True)
     except OSError as error:

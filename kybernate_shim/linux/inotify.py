@@ -10,9 +10,9 @@ from contextlib import suppress
 from kybernate_shim.linux.libc import call
 
 IN_ACCESS, IN_MODIFY = 1, 2
-LOST = -1  # in the place of a watch: more has happened than the kernel keeps
+LOST = -1  # instead of a watch: more events have happened than the kernel keeps
 MOST_READ = 1 << 16
-EVENT = struct.Struct("iIII")  # and a name, of so many bytes as the last word says
+EVENT = struct.Struct("iIII")  # and a name, whose length in bytes is the last word
 
 
 def instance() -> int:

@@ -17,7 +17,7 @@ _KCMP_EPOLL_TFD = 7
 
 
 def same_memory(pid: int, other: int) -> bool:
-    """Return whether two processes have one address space, see kcmp(2). A machine without that call knows of none."""
+    """Return whether two processes have one address space, see kcmp(2). Always false on a machine without that call."""
     return _same(pid, other, _KCMP_VM)
 
 
@@ -43,7 +43,7 @@ def same_epoll_target(pid: int, fd: int, other: int, slot: tuple[int, int, int])
     """Return whether descriptor `fd` of a process is what the epoll set of another, or of itself, watches at `slot`.
 
     A slot is the set's descriptor, the watched one's at the time when it was added, and its place among those that were
-    added with the same number. A machine without that call knows of all. Raises FileNotFoundError where the slot is
+    added with the same number. Always true on a machine without that call. Raises FileNotFoundError where the slot is
     gone.
     """
     call = _KCMP.get(os.uname().machine)

@@ -1,10 +1,10 @@
-"""The kernel's files as text, such as those in /proc, and what of them can be sent on.
+"""The kernel's files as text, such as those in /proc, and the form in which they can be sent.
 
 A program chooses names that the kernel shows there: of threads, mapped files, sockets, cgroups. They are any bytes.
-What is not UTF-8 becomes surrogates, as in names of files everywhere in Python, and stays what it is as a file's name.
+What is not UTF-8 becomes surrogates, as in names of files everywhere in Python, and so remains usable as a file's name.
 
 A line ends with a newline and nothing else: the kernel escapes or refuses that in names, but not the other characters
-at which `str.splitlines` ends a line, by which a program would write lines of its own into these files.
+at which `str.splitlines` ends a line: with them, a program could forge lines in these files.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ def each_line(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text that can be sent, which surrogates cannot: bytes that are not UTF-8 are shown by their numbers."""
+    """Return a text that can be sent, which surrogates cannot: bytes that are not UTF-8 are shown as numbers."""
     return text.encode(errors="backslashreplace").decode()

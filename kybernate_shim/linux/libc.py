@@ -1,4 +1,4 @@
-"""System calls that Python does not wrap, each with its errno as an OSError that names what it was about.
+"""System calls that Python does not wrap, each with its errno as an OSError that names its subject.
 
 Sources: the manual pages of the calls in section 2; numbers of the newer ones from the kernel's generic table, which
 x86-64 and arm64 share.
@@ -27,7 +27,7 @@ _Argument = int | bytes | str | None
 
 
 def use_one_heap() -> None:
-    """Let all threads allocate from the same heap: each one of their own costs pages that never come back."""
+    """Let all threads allocate from the same heap: each separate one costs pages that are never returned."""
     import ctypes
 
     library().mallopt(ctypes.c_int(M_ARENA_MAX), ctypes.c_int(1))
@@ -72,7 +72,7 @@ def syscall(number: int, *arguments: _Argument, subject: str) -> int:
 def call(function: str, *arguments: _Argument, subject: str) -> int:
     """Call a function of libc that returns -1 on failure.
 
-    Numbers go as C longs (a variadic function sees whole registers), strings as NUL-terminated bytes.
+    Numbers are passed as C longs (a variadic function sees whole registers), strings as NUL-terminated bytes.
     """
     import ctypes
 

@@ -1,4 +1,4 @@
-"""Locks between the processes of a node. The kernel releases one with its last descriptor, so a killed holder has none.
+"""Locks between the processes of a node. The kernel releases one with its last descriptor, so no killed holder has one.
 
 A lock is a descriptor: `held` closes it. Imported by every `start` and `delete`, so this imports next to nothing.
 Source: flock(2).
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kybernate_shim.linux.private_files import FILE_MODE
 
-POLL_SECONDS = 0.005  # flock(2) knows no deadline
+POLL_SECONDS = 0.005  # flock(2) has no deadline
 FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -93,7 +93,7 @@ def _tried(fd: int, kind: int = fcntl.LOCK_EX) -> int | None:
 
 
 def _is_there(fd: int) -> bool:
-    """Return whether others find the file that is locked; close it where its last holder has removed it meanwhile."""
+    """Return whether the locked file is still at its path; close it where its last holder has removed it."""
     if os.fstat(fd).st_nlink:
         return True
     os.close(fd)

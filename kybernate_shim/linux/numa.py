@@ -1,6 +1,6 @@
 """Which CPUs and devices are near which memory, and where pages are to come from.
 
-Without more ado a page lies where the thread ran that has touched it first.
+By default, a page lies near the CPU of the thread that touched it first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NODES = Path("/sys/devices/system/node")
 DEVICES = Path("/sys/bus/pci/devices")
 MPOL_PREFERRED = 1
 MASK_BYTES = 128  # for 1024 nodes, as many as any kernel has
-CPU = 36  # of the fields behind the name in /proc/PID/stat, see proc_pid_stat(5)
+CPU = 36  # among the fields after the name in /proc/PID/stat, see proc_pid_stat(5)
 
 
 def memory_of_nodes(nodes: Path = NODES) -> dict[int, int]:
@@ -47,7 +47,7 @@ def processors_of(node: int, nodes: Path = NODES) -> set[int]:
 
 
 def prefer(address: int, size: int, node: int) -> None:
-    """Allocate the pages of our mapping on `node`; those of a shared file also when another process touches them.
+    """Allocate the pages of our mapping on `node`; those of a shared file also if another process touches them.
 
     Where that node is full, the pages come from another one: under a strict policy the kernel would kill a process to
     make room. See mbind(2). Raises OSError.

@@ -1,7 +1,7 @@
 """Which mappings and descriptors of a process are files of NVIDIA's devices.
 
-A file is judged by its device's number, never by its name: a process can give any file the name of a device. What the
-numbers are is the kernel's word, in /proc/devices.
+A file is judged by its device's number, never by its name: a process can give any file the name of a device. The kernel
+lists the numbers in /proc/devices.
 Sources: proc(5), /proc/PID/map_files; the majors that NVIDIA's kernel modules register, whose names begin with
 "nvidia"; the driver's open kernel module, kernel-open/nvidia/nv-mmap.c (host memory is mapped by the control device).
 """

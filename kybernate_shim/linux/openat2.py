@@ -47,7 +47,7 @@ def _how(flags: int, resolve: int) -> bytes:
 
 @cache
 def _function() -> ctypes._NamedFuncPointer:
-    """Return syscall(2) with the types of these arguments: thousands of calls convert faster so."""
+    """Return syscall(2) with the types of these arguments: that speeds up thousands of calls."""
     import ctypes
 
     function = libc.library()["syscall"]  # by an index: a function of its own, whose types no other caller sees

@@ -1,7 +1,7 @@
-"""Calls that read a tenant's process, which may make them wait: each runs in its own thread.
+"""Calls that read a tenant's process, which may block them: each runs in its own thread.
 
-A read of /proc/PID/maps waits for a lock of the process, and a thread that is to be stopped may be deep in the kernel.
-The event loop, and the few threads that asyncio shares among all, must not wait for one process.
+A read of /proc/PID/maps waits for a lock of the process, and a thread that is to be stopped may be blocked in the
+kernel. The event loop, and the few threads that asyncio shares among all, must not wait for one process.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 async def in_own_thread(call: Callable[[], T], seconds: float, *, late: Callable[[], object] = lambda: None) -> T:
-    """Return what `call` does, in a thread that nothing else waits for. Raises TimeoutError after `seconds`.
+    """Run `call` in a thread that nothing else waits for, and return its result. Raises TimeoutError after `seconds`.
 
-    The thread is left behind then, and undoes by `late` what the call has done all the same.
+    The thread is left behind then, and if its call succeeds after all, `late` undoes it.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

@@ -20,7 +20,7 @@ POPULATE_WRITE = 23  # of madvise(2), since Linux 5.14
 def populate(start: int, size: int, threads: int, cpus: Collection[int] = ()) -> None:
     """Make the pages of `size` bytes at the address `start`, as if all of them had been written to.
 
-    The threads run on `cpus` where any are named: pages are near them, as far as no policy says otherwise.
+    The threads run on `cpus` where any are named: pages are near them, unless a policy says otherwise.
     Raises OSError, with what could be made in place: ENOSPC where the filesystem of a mapped file is full, EINVAL
     where the kernel cannot do this.
     """

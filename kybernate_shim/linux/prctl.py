@@ -54,7 +54,7 @@ def core_scheduling_cookie(pid: int) -> int:
 
 
 def share_core_scheduling_cookie(pid: int) -> None:
-    """Take the cookie of process `pid`, or have none like it."""
+    """Take over the cookie of process `pid`, or have none if it has none."""
     prctl(PR_SCHED_CORE, SCHED_CORE_SHARE_FROM, pid, SCHED_CORE_SCOPE_THREAD, 0)
 
 

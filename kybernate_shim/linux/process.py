@@ -2,8 +2,8 @@
 
 Every function but `title_of`, `name_of` and `has_ended` raises ProcessLookupError when there is no such process (any
 more).
-A daemon reads /proc by hand: psutil would add 0.9 MiB to each one. It has neither flags, cgroups or roots of processes,
-nor a start time in the kernel's ticks, which the arena's notes hold. Programs of their own use it.
+A daemon reads /proc by hand: psutil would add 0.9 MiB to each one. It provides neither flags, cgroups or roots of
+processes, nor a start time in the kernel's ticks, which the arena's notes hold. Programs of their own use it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MOST_NAMED = 20
 
 
 def is_nodes_own(pid: int) -> bool:
-    """Return whether a process is one of root's on this node, and so what its name and its command line say.
+    """Return whether a process is one of root's on this node, so that its name and its command line can be trusted.
 
     Any user, and any container that shares the node's pids, may name a process of its own like another one's program,
-    and have its command line in memory that keeps a reader waiting. A container's process has another mount namespace,
-    in which its paths mean other files. A caller that is not root sees no namespaces, and goes by the user alone. False
+    and have its command line in memory that blocks a reader. A container's process has another mount namespace, in
+    which its paths mean other files. A caller that is not root sees no namespaces, and decides by the user alone. False
     where the process is gone.
     """
     try:
@@ -79,7 +79,7 @@ def tree_below(root: int, pids: Iterable[int]) -> list[int]:
         line = []
         while pid not in known:
             line.append(pid)
-            known[pid] = False  # pids that were taken again could make a ring
+            known[pid] = False  # reused pids could form a cycle
             try:
                 pid = parent_of(pid)
             except ProcessLookupError:
@@ -96,7 +96,7 @@ def start_time(pid: int) -> int:
 
 
 def comm_of(pid: int) -> str:
-    """Return the name of its program, or what the program has made of it, as it is: 15 bytes at most."""
+    """Return the name of its program, or the one that the program has set, unchanged: 15 bytes at most."""
     return _read(pid, "comm").removesuffix("\n")
 
 

@@ -2,7 +2,7 @@
 
 runc and crun keep containers away from their file: for each create and exec they make a copy that cannot be written to,
 and continue in that (CVE-2019-5736). They make none where they were executed from such memory already, which runc's
-manual leaves to administrators. So one process makes a copy for all that it will fork.
+manual leaves to administrators. So one process makes a copy for all processes that it will fork.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def descriptors() -> tuple[int, ...]:
 
 
 def executable(path: str) -> str:
-    """Return by which path to execute the program `path`: its own where it is not sealed, or another one by now."""
+    """Return the path by which to execute the program `path`: its own where it is not sealed, or was replaced since."""
     if _sealed is None or path != _sealed.path or _identity(os.stat(path)) != _sealed.identity:  # noqa: PTH116
         return path
     return f"{DIRECTORY}/{os.path.basename(path)}"  # noqa: PTH119  # once for every command of a runtime

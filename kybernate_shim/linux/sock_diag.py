@@ -1,7 +1,7 @@
 """pyroute2's socket to the kernel's sock_diag, without the rest of pyroute2.
 
 The package's own `__init__` imports all of it: a quarter of a second and 14 MiB, which a daemon keeps. The part that is
-needed costs a third of that, and can be imported while an empty package stands in.
+needed costs a third of that, and can be imported while an empty package takes its place.
 """
 
 from __future__ import annotations
@@ -38,4 +38,4 @@ def _import_alone() -> None:
         del sys.modules[PACKAGE]
         importlib.import_module(MODULE)
     else:
-        del sys.modules[PACKAGE]  # who wants all of it gets it
+        del sys.modules[PACKAGE]  # a later import of the whole package works

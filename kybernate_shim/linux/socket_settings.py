@@ -1,9 +1,9 @@
 """What programs have chosen for their sockets and CRIU does not keep: options, and memberships of multicast groups.
 
-A server of UDP that asks for the address that a packet was sent to, one of QUIC that wants its mark of congestion, a
-member of a group for discovery: after a restore each would wait for what never comes, and say nothing. A socket is
-asked through a copy of its descriptor, and so is the restored one set. What a program has chosen is what differs from a
-new socket of its kind.
+Examples are a UDP server that reads the destination address of packets, a QUIC server that reads congestion marks, and
+a member of a discovery group: after a restore, each would silently wait for what never arrives. A socket is read
+through a copy of its descriptor, and the restored one is set in the same way. A program's choice is what differs from a
+new socket of the same kind.
 Sources: socket(7), ip(7), ipv6(7), tcp(7), udp(7), pidfd_getfd(2); the kernel's include/uapi/linux/in.h; CRIU's
 sk-inet.c and sockets.c, which keep others.
 """
@@ -60,17 +60,17 @@ OPTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
 )  # fmt: skip
 NEED_CAPABILITY: Final = frozenset({"IP_TRANSPARENT", "IPV6_TRANSPARENT"})
 NETWORK_CAPABILITIES: Final = 1 << 12 | 1 << 13  # CAP_NET_ADMIN, CAP_NET_RAW: one of them is enough
-OF_CONNECTIONS: Final = frozenset({"TCP_MAXSEG"})  # which is another number there
+OF_CONNECTIONS: Final = frozenset({"TCP_MAXSEG"})  # which differs there
 TCP_CONGESTION: Final = 13
 ALGORITHMS: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")  # that any program may choose
 LONGEST_INTERFACE: Final = 15
 MOST_SOURCES: Final = 64
 MOST_SOCKETS: Final = 16384  # with something chosen, and groups of them all together: a manifest has room for no more
-SECONDS: Final = 10.0  # to look at all of them; any container of a pod may join groups without number
+SECONDS: Final = 10.0  # to look at all of them; any container of a pod may join any number of groups
 MCAST_JOIN_GROUP, MCAST_JOIN_SOURCE_GROUP, MCAST_MSFILTER = 42, 46, 48
-INCLUDE: Final = 1  # a filter that lists the only sources that count
+INCLUDE: Final = 1  # a filter that lists the only accepted sources
 ADDRESS_BYTES: Final = 128  # struct sockaddr_storage
-# Groups that every host is a member of, and those of IPv6 that an address of its own brings.
+# Groups that every host is a member of, and those of IPv6 that follow from its addresses.
 OF_THE_HOST: Final = frozenset({"224.0.0.1", "ff01::1", "ff02::1"})
 SOLICITED: Final = "ff02::1:ff"
 
@@ -115,7 +115,7 @@ class SocketSettings:
         return f"socket {self.fd} of process {self.pid}"
 
     def check(self) -> None:
-        """Raise ValueError where it is none that this module writes: it may be of any origin."""
+        """Raise ValueError where this module could not have written it: its origin may be anything."""
         for option in self.options:
             if option.name not in OPTIONS or option.value >= 1 << 32:
                 raise ValueError(f"{option.name[:60]!r} is not an option of a socket, or its value is too large")
@@ -312,7 +312,7 @@ def _has_network_capability(pid: int) -> bool:
 
 
 def _set(wanted: SocketSettings, pid: int | None, capable: bool, algorithms: Collection[str]) -> Iterator[str]:
-    """Set what was chosen for one socket, and yield what is not as it was."""
+    """Set what was chosen for one socket, and yield what could not be restored."""
     with ExitStack() as undo:
         try:
             if pid is None:

@@ -29,7 +29,7 @@ DEV_AT: Final = 136
 
 
 class FileStatus(NamedTuple):
-    """What is known of a file, by the names of os.stat_result. `st_nlink` is what its server has said last."""
+    """What is known of a file, by the names of os.stat_result. `st_nlink` is what its server last reported."""
 
     st_mode: int
     st_nlink: int
@@ -66,7 +66,7 @@ def _status(directory: int, path: str, flags: int) -> FileStatus:
 
 @cache
 def _statx() -> ctypes._NamedFuncPointer:
-    """Return the function with the types of its arguments: thousands of calls convert faster so."""
+    """Return the function with the types of its arguments: that speeds up thousands of calls."""
     import ctypes
 
     function = libc.library().statx

@@ -1,4 +1,4 @@
-"""Directories for a moment. tempfile does the same, but its imports would stay in the memory of every daemon."""
+"""Directories for temporary use. tempfile does the same, but its imports would stay in the memory of every daemon."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Settings of threads that CRIU does not keep, read and set from outside: CPUs, timer slack, I/O priority, core dumps.
 
-A thread inherits all of them from the one that starts it, so that a container's begin with the shim's. What a program
-has chosen is what differs from that. Only a choice is worth keeping: CPUs and defaults are matters of a node.
+A thread inherits all of them from the thread that starts it, so a container's threads begin with the shim's. A
+program's choice is what differs from that. Only a choice is worth keeping: the rest belongs to the node.
 Sources: sched_setaffinity(2), ioprio_set(2), cpuset(7), core(5); /proc/PID/timerslack_ns in proc(5).
 """
 
@@ -87,8 +87,8 @@ def chosen(pids: Iterable[int], init: int) -> tuple[ThreadSettings, ...]:
 def put_back(init: int, wanted: Iterable[ThreadSettings]) -> list[str]:
     """Give the threads below `init` what they had chosen, and return a sentence for each thing that is different here.
 
-    The kernel leaves of `cpus` those that the container may use. They should not run: a thread that they start
-    would have the settings of before.
+    The kernel leaves of `cpus` those that the container may use. They should not run: a thread that they start would
+    have the earlier settings.
     """
     threads = {one: tid for pid in process_tree(init) for one, tid in _numbers(pid)}
     differences = []
@@ -167,7 +167,7 @@ def _of_thread(pid: int, tid: int, usual: InheritedSettings) -> ThreadSettings:
 
 
 def _numbers(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield the threads of a process, each by its numbers in the container and the one here."""
+    """Yield the threads of a process, each with its numbers in the container and its number here."""
     for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
         yield inside(f"/proc/{pid}/task/{name}/status"), int(name)
 
@@ -179,7 +179,7 @@ def inside(status: str) -> tuple[int, int]:
 
 
 def _set(tid: int, wanted: ThreadSettings) -> Iterator[str]:
-    """Set what was chosen, and yield what is not as it was."""
+    """Set what was chosen, and yield what could not be restored."""
     if wanted.cpus:
         yield from _set_cpus(tid, wanted.cpus)
     if wanted.timer_slack:

@@ -1,9 +1,9 @@
 """Blocking work outside the event loop, for steps that have an undo.
 
-A thread cannot be stopped. Work on what is the node's own ends by itself, and a caller that is cancelled waits for it.
-Work that looks at what is a tenant's may stand in a call of the kernel for as long as the tenant likes: a filesystem in
-user space that does not answer, one whose server is in the frozen container itself, a page of a process that comes from
-such a filesystem. It has a thread of its own, which a caller that is cancelled leaves behind.
+A thread cannot be stopped. Work on the node's own files ends by itself, and a caller that is cancelled waits for it.
+Work that looks at a tenant's files or processes may be blocked in a system call for as long as the tenant likes: a
+filesystem in user space that does not answer, one whose server is in the frozen container itself, a page of a process
+that comes from such a filesystem. It has a thread of its own, which a caller that is cancelled leaves behind.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 5.0  # after a cancel; work that can end early looks for that much more often
+PATIENCE_SECONDS = 5.0  # after a cancel; work that can end early checks much more often
 
 
 class LeftBehind(BaseException):
-    """Raised in a thread that was left behind, as soon as its call of the kernel returns: it does nothing more."""
+    """Raised in a thread that was left behind, as soon as its system call returns: it does nothing more."""
 
 
 async def to_the_end(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:
@@ -42,7 +42,7 @@ async def to_the_end(work: Callable[[], T], stop: Callable[[], None] = lambda: N
 
 
 async def as_long_as_wanted(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:
-    """Run `work`, which may stand in a call that a tenant keeps from returning, in a thread; return what it returns.
+    """Run `work`, which a tenant may block in a call, in a thread, and return its result.
 
     A cancelled caller calls `stop`, for work that can end early, and waits PATIENCE_SECONDS at most. A thread that is
     left behind after that executes nothing more of `work` but what closes its files.
@@ -97,7 +97,7 @@ def _leave_behind(thread: threading.Thread) -> None:
 
 @asynccontextmanager
 async def entered(place: AbstractContextManager[T]) -> AsyncIterator[T]:
-    """Enter and leave a context whose ends block, without making the event loop wait for them."""
+    """Enter and leave a context whose entry and exit block, without blocking the event loop."""
     made = asyncio.ensure_future(asyncio.to_thread(place.__enter__))
     try:
         yield await asyncio.shield(made)

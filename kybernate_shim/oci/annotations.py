@@ -1,8 +1,8 @@
 """Every annotation that pods and containers may carry for Kybernate, with the values that it takes.
 
-A key that none of them is, or a value that means nothing, has no effect, as in all of Kubernetes: the node's agent
-warns on the pod. One kind is refused instead, where the container is created: what looks like a wish to be restored.
-Without it the program would start from the beginning, and often write over what the restore was to bring back.
+An unknown key, or a value without meaning, has no effect, as everywhere in Kubernetes: the node's agent adds a warning
+to the pod. One kind is refused instead when the container is created: what looks like a request for a restore. Without
+it the program would start from the beginning, and often write over what the restore was to bring back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from kybernate_shim.errors import Refused
 
-PREFIX: Final = "kybernate"  # what begins all of them, and what is meant to
+PREFIX: Final = "kybernate"  # begins all of them, and keys that are meant to be one
 DOMAIN: Final = "kybernate.io/"
 RESTORE_FROM: Final = "kybernate.io/restore-from"
 CHECKPOINT: Final = "kybernate.io/checkpoint"
@@ -49,7 +49,7 @@ def _is_map(value: str) -> bool:
 
 
 def bytes_of(value: str) -> int:
-    """Return a quantity of bytes as Kubernetes writes it, such as "24Gi" or "500M"; 0 is none, or no such quantity."""
+    """Parse a quantity of bytes as Kubernetes writes it, such as "24Gi" or "500M"; 0 is none, or anything else."""
     found = re.fullmatch(r"(\d{1,15})([KMGT]i|[kMGT]?)", value, re.ASCII)
     if found is None:
         return 0
@@ -90,7 +90,7 @@ KNOWN: Final[Mapping[str, Annotation]] = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """An annotation without the effect that it seems to be for. `meant` is the nearest key that there is, or empty."""
+    """An annotation that lacks the effect that it seems intended for. `meant` is the nearest existing key, or empty."""
 
     key: str
     fault: str
@@ -98,7 +98,7 @@ class Mistake:
 
     @property
     def loses_state(self) -> bool:
-        """Return whether a restore seems to be meant."""
+        """Return whether a restore seems to be intended."""
         return self.meant.startswith(RESTORE_FROM)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Mistake:
 
 
 def mistake(key: str, value: str, containers: Iterable[str] = ()) -> Mistake | None:
-    """Return what is wrong with an annotation, None where nothing is, or it is none of ours.
+    """Return what is wrong with an annotation, None where nothing is, or where it is not one of ours.
 
     `containers` are the names of the pod's containers, as far as they are known; without any, a name is not examined.
     """
@@ -129,7 +129,7 @@ def mistake(key: str, value: str, containers: Iterable[str] = ()) -> Mistake | N
 
 
 def has_seat(annotations: Mapping[str, str]) -> bool:
-    """Return whether a container has a seat: by kubelet, or one of a profile that it names."""
+    """Return whether a container has a seat: one from the kubelet, or one of a profile that it names."""
     return bool(annotations.get(KUBELETS_SEAT) or annotations.get(SEAT))
 
 
@@ -158,7 +158,7 @@ def nearest(key: str) -> str:
 
 
 def require_unmistaken(annotations: Mapping[str, str]) -> None:
-    """Refuse annotations that look like a wish to be restored, and are none. Raises Refused."""
+    """Refuse annotations that look like a request for a restore, and are not valid. Raises Refused."""
     for key, value in sorted(annotations.items()):
         found = mistake(key, value)
         if found is not None and found.loses_state:
@@ -169,5 +169,5 @@ def require_unmistaken(annotations: Mapping[str, str]) -> None:
 
 
 def shown(text: str) -> str:
-    """Return what a tenant has written for a message: of bounded length, and on one line."""
+    """Return a tenant's text in a form for messages: of bounded length, and on one line."""
     return ascii(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")

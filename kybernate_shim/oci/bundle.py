@@ -34,10 +34,10 @@ class CleanupRecord:
 
     `phase` is the operation that runs (`create`, `checkpoint`, `restore`, `suspend`, `park`), or `idle`.
     `cgroup` is the directory that has the container's processes, "" before there are any.
-    `locked_pids` are processes whose GPU state is locked or taken out; they hang until it is given back. Unless they
-    are `whole`, a part of their memory is in an image only, and they must not run.
+    `locked_pids` are processes whose GPU state is locked or taken out; they hang until that is undone. Unless they are
+    `whole`, a part of their memory is only in an image, and they must not run.
     `parking_root` is where it has parked VRAM, "" where it never has.
-    `temporary` are directories to remove. `boot` is the boot id: what an earlier boot left means nothing.
+    `temporary` are directories to remove. `boot` is the boot id: records of an earlier boot are ignored.
     """
 
     runtime: str = ""
@@ -54,7 +54,7 @@ class CleanupRecord:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle directory. Writing is atomic: a reader sees the old file or the new one, whole."""
+    """A bundle directory. Writing is atomic: a reader sees the whole old file or the whole new one."""
 
     path: Path
 
@@ -64,7 +64,7 @@ class Bundle:
 
     @property
     def work(self) -> Path:
-        """containerd's persistent directory for the container; it goes when the container does."""
+        """containerd's persistent directory for the container; it is removed with the container."""
         return self.path / "work"
 
     @property
@@ -77,7 +77,7 @@ class Bundle:
     def write_runtime(self, binary: Path, options: RuntimeOptions, *, root: Path, systemd_cgroup: bool) -> None:
         """Leave a record for `delete`: which runtime, and options with the root and cgroup driver that were decided.
 
-        `root` comes without the containerd namespace, which containerd's own shim appends when it reads this.
+        `root` does not include the containerd namespace, which containerd's own shim appends when it reads this.
         """
         self._write("runtime", str(binary))
         decided = replace(options, binary_name=str(binary), root=str(root), systemd_cgroup=systemd_cgroup)
@@ -98,8 +98,8 @@ class Bundle:
 
         containerd 2 connects a pod's further containers to its daemon without executing anything. After a restart, it
         would `delete` those by the program that their runtime's name leads to. When the daemon dies before, it removes
-        their bundles and calls no `delete`. So their records are in the bundle of the pod's first container, for which
-        it does, and links to them are here. Raises OSError.
+        their bundles and does not call `delete`. So their records are in the bundle of the pod's first container, for
+        which it calls `delete`, and links to them are here. Raises OSError.
         """
         if (self.path / "address").exists():
             return
@@ -173,8 +173,7 @@ class Bundle:
     ) -> None:
         """Write an exec's OCI process object, with the terminal flag of the request, which overrides its own.
 
-        `edit` changes what else is to be different. Raises ValueError when `process` is not a JSON object, or `exec_id`
-        no file name.
+        `edit` makes further changes. Raises ValueError when `process` is not a JSON object, or `exec_id` no file name.
         """
         document = json.loads(process)
         if not isinstance(document, dict):
@@ -200,7 +199,7 @@ class Bundle:
     def cleanup_record(self) -> CleanupRecord | None:
         """Return what kybernate.json holds; None without a readable one of this boot.
 
-        Keys of a newer shim are passed over, those of an older one have their defaults.
+        Unknown keys of a newer shim are ignored; keys that an older one lacks have their defaults.
         """
         document = _object(self._read("kybernate.json"))
         if document.get("boot") != boot_id():

@@ -16,8 +16,8 @@ class Criu:
     """Where CRIU reads and writes, and which kinds of state it may meet.
 
     `image_path` holds the images, `work_path` the logs; runtimes create neither of their parents. `extra` are further
-    flags of the runtime's checkpoint and restore commands, for example `--manage-cgroups-mode=ignore`. What a dump was
-    made with, its restore must repeat.
+    flags of the runtime's checkpoint and restore commands, for example `--manage-cgroups-mode=ignore`. A restore must
+    repeat the flags of its dump.
     """
 
     image_path: Path
@@ -54,7 +54,7 @@ class Cli:
 
     @property
     def is_crun(self) -> bool:
-        """Whether to speak crun's dialect, which lacks a few of runc's flags. A wrapper is taken for runc."""
+        """Whether to speak crun's dialect, which lacks a few of runc's flags. A wrapper is treated as runc."""
         return self.binary.name.startswith("crun")
 
     def _argv(self, verb: str, *words: str) -> list[str]:

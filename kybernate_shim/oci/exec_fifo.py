@@ -3,7 +3,7 @@
 runc's init, when all is prepared, opens a fifo in the container's state directory, which waits for a reader, and then
 executes its program. `runc start` looks whether the container is just created, reads, removes the fifo, and runs the
 poststart hooks. Sources: start.go, libcontainer/container_linux.go and standard_init_linux.go of runc 1.1 to 1.5.
-Wherever a start may be anything else, it is the runtime's, which also refuses in its own words.
+Wherever a start may involve anything else, the runtime does it, and reports its own errors.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kybernate_shim.linux.readiness import until_readable
 from kybernate_shim.linux.statx import status_of
 from kybernate_shim.oci.commands import Cli
 
-# NVIDIA's pass everything but `create` on, to runc or to crun, whose state directory looks different.
+# NVIDIA's runtimes pass everything but `create` on to runc, or to crun, whose state directory looks different.
 PROGRAMS = ("runc", "nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 POLL_SECONDS = 0.0005
-EXEC_SECONDS = 10.0  # in which a program is executed that is going to be: one whose filesystem hangs may never be
+EXEC_SECONDS = 10.0  # within which a program is usually executed: one on a filesystem that hangs may never be
 MAGIC = b"\x7fELF"  # begins a compiled program, as opposed to a script of that name, which may do anything at a start
 
 
 def exec_fifo(cli: Cli, container: str, init: int) -> Path | None:
-    """Return the fifo for which the init of that pid waits, if to read from it is all that a start would be."""
+    """Return the fifo on which the init with that pid waits, if a start would do nothing but read from it."""
     directory = cli.root / container
     fifo = directory / "exec.fifo"
     try:
@@ -45,7 +45,7 @@ def exec_fifo(cli: Cli, container: str, init: int) -> Path | None:
 async def release(fifo: Path, init: int, seconds: float) -> bool:
     """Let init execute its program. Return False when it cannot, because it has ended.
 
-    Raises TimeoutError after `seconds`, 0 for never: as with runc, init ends then with an error once it runs again.
+    Raises TimeoutError after `seconds`, 0 for never. As with runc, init then ends with an error once it runs again.
     """
     with ExitStack() as closing:
         try:
@@ -59,7 +59,7 @@ async def release(fifo: Path, init: int, seconds: float) -> bool:
                 return False
         except (ProcessLookupError, FileNotFoundError, BlockingIOError):
             return False
-    fifo.unlink(missing_ok=True)  # its absence distinguishes for runc a running container from a created one
+    fifo.unlink(missing_ok=True)  # by its absence, runc distinguishes a running container from a created one
     return True
 
 
@@ -75,8 +75,8 @@ def program_of(pid: int) -> tuple[int, int] | None:
 async def executed(init: int, before: tuple[int, int] | None, seconds: float) -> None:
     """Wait until init, which executed `before` when it was told to start, executes its program, or has ended.
 
-    The runtime's word for a start comes before that: a signal would still be the runtime's own then, and a checkpoint
-    would meet the runtime's program. Returns after `seconds`, EXEC_SECONDS at most, all the same: it was told.
+    The runtime reports a start before that: until then, a signal would reach the runtime's own program, and a
+    checkpoint would dump it. Returns after `seconds`, EXEC_SECONDS at most, in any case: the start was requested.
     """
     deadline = time.monotonic() + min(seconds or EXEC_SECONDS, EXEC_SECONDS)
     while before is not None and program_of(init) == before and time.monotonic() < deadline:  # noqa: ASYNC110  # no event
@@ -84,6 +84,6 @@ async def executed(init: int, before: tuple[int, int] | None, seconds: float) ->
 
 
 def is_compiled(program: Path) -> bool:
-    """Return whether a program is what its name says, and no script. Raises OSError."""
-    with program.open("rb", buffering=0) as file:  # a buffer would be filled, to stay with the daemon
+    """Return whether a program is compiled, and not a script of that name. Raises OSError."""
+    with program.open("rb", buffering=0) as file:  # a buffer would be filled, and kept by the daemon
         return file.read(len(MAGIC)) == MAGIC

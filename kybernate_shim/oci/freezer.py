@@ -1,9 +1,9 @@
 """Pauses and resumes a container without executing the runtime.
 
-`pause` and `resume` of runc and crun look whether the container is in the right state, turn the freezer of its cgroup,
-and note that nowhere: both recognize a paused container by its cgroup. Sources: Pause and Resume in
+`pause` and `resume` of runc and crun check that the container is in the right state, switch the freezer of its cgroup,
+and record that nowhere: both recognize a paused container by its cgroup. Sources: Pause and Resume in
 libcontainer/container_linux.go of runc 1.1 to 1.5, libcrun_container_pause_unpause in crun's container.c.
-Wherever it may be anything else, it is the runtime's, which also refuses in its own words.
+Wherever more may be needed, the runtime does it, and reports its own errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KNOWN = (*PROGRAMS, "crun")
 
 
 async def freeze(cli: Cli, cgroup: Cgroup | None, seconds: float) -> bool:
-    """Stop all processes of `cgroup` and wait for it; return False where that is for the runtime to do.
+    """Stop all processes of `cgroup` and wait for it; return False where the runtime has to do that.
 
     Raises TimeoutError after `seconds`, 0 for never, with all of them running again.
     """
@@ -38,7 +38,7 @@ async def freeze(cli: Cli, cgroup: Cgroup | None, seconds: float) -> bool:
 
 
 def thaw(cli: Cli, cgroup: Cgroup | None) -> bool:
-    """Thaw all processes of `cgroup`; return False where that is for the runtime to do."""
+    """Thaw all processes of `cgroup`; return False where the runtime has to do that."""
     if not _may_turn(cli, cgroup, frozen=True):
         return False
     assert cgroup is not None
@@ -50,7 +50,7 @@ def thaw(cli: Cli, cgroup: Cgroup | None) -> bool:
 
 
 def _may_turn(cli: Cli, cgroup: Cgroup | None, *, frozen: bool) -> bool:
-    """Return whether the runtime would only turn the freezer, with a container that is `frozen` or not."""
+    """Return whether the runtime would only switch the freezer of a container that is `frozen` or not."""
     try:
         return is_known(cli) and cgroup is not None and cgroup.frozen is frozen
     except OSError:
@@ -58,7 +58,7 @@ def _may_turn(cli: Cli, cgroup: Cgroup | None, *, frozen: bool) -> bool:
 
 
 def is_known(cli: Cli) -> bool:
-    """Return whether the runtime is a compiled one whose ways with a container's cgroup and init are known.
+    """Return whether the runtime is a compiled one whose handling of a container's cgroup and init is known.
 
     Raises OSError.
     """

@@ -1,9 +1,9 @@
 """What a bundle needs for GPUs that only a plain start would give it.
 
 NVIDIA's runtime edits config.json at `create` and passes every other command on as it is, so a container that is
-restored would have neither devices nor libraries. It is therefore run once with a program in the place of the runtime
-below it that does nothing. Its hooks are taken out: they would work on a root filesystem that CRIU has not made yet,
-and what they mounted is in the image's mounts. What they allowed in the device cgroup is put into the spec instead.
+restored would have neither devices nor libraries. It is therefore run once with a program that does nothing in place of
+the runtime below it. Its hooks are taken out: they would work on a root filesystem that CRIU has not made yet, and what
+they mounted is in the image's mounts. What they allowed in the device cgroup is put into the spec instead.
 Source: github.com/NVIDIA/nvidia-container-toolkit, internal/runtime (HasCreateSubcommand, the order of `runtimes`).
 """
 
@@ -30,9 +30,9 @@ NONE = ("", "void", "none")
 
 
 async def prepare_restore(runtime: Runtime, bundle: Bundle, container: str, *, believe_environment: bool) -> Spec:
-    """Give the bundle of a container that is to be restored its GPUs; a bundle that has them stays as it is.
+    """Add the GPUs to the bundle of a container that is to be restored; a bundle that has them stays as it is.
 
-    Without `believe_environment`, NVIDIA_VISIBLE_DEVICES asks for none: the pod's author could name any.
+    Without `believe_environment`, NVIDIA_VISIBLE_DEVICES is ignored: the pod's author could name any GPU.
     Raises RuntimeFailed when NVIDIA's runtime refuses, Invalid and OSError.
     """
     if not believe_environment and Spec.read(bundle.path).env(VISIBLE) not in (None, *NONE):

@@ -1,8 +1,8 @@
 """The JSON objects in which runc and crun report errors.
 
-Every call appends to the same file, so the caller remembers where it ended before. runc and older crun write an object
-a line, newer crun spreads each over several lines; all begin one at the start of a line, with the keys `level`, `msg`
-and `time`.
+Every call appends to the same file, so the caller remembers where it ended before. runc and older crun write one object
+per line, newer crun spreads each over several lines. All begin an object at the start of a line, with the keys `level`,
+`msg` and `time`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from kybernate_shim.messages.any import type_name
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """What the client wants of the OCI runtime. An empty value means that the client said nothing.
+    """What the client wants of the OCI runtime. An empty value means that the client did not specify it.
 
     `root` comes without the containerd namespace. `config_path` and `config_body` (TOML) hold settings of Kybernate's
     own; see `effective_config`.
@@ -60,8 +60,8 @@ class CheckpointOptions:
     work_path: str = ""
 
 
-# Keys of containerd's own options table. They end up in config_body where the runtime has a name that containerd does
-# not know, and mean there what they mean under the name that it knows.
+# Keys of containerd's own options table. They end up in config_body where containerd does not know the runtime's name,
+# with the same meaning as for a known one.
 CREATE_FIELDS = (  # of the messages of runc's shims, whose names are ours
     "no_pivot_root", "no_new_keyring", "shim_cgroup", "io_uid", "io_gid", "criu_image_path", "criu_work_path",
 )  # fmt: skip
@@ -83,7 +83,7 @@ IGNORED_TABLE_KEYS = ("TypeUrl", "ConfigPath", "ConfigBody", "CriuPath", "TaskAp
 def decode_options(options: Any | None) -> RuntimeOptions:
     """Read the options of Create or `start`. None, and an Any without a type, are no options.
 
-    Options of a checkpoint are understood and say nothing here. Raises Invalid.
+    Options of a checkpoint are accepted and have no effect here. Raises Invalid.
     """
     return _decode(options, _OPTIONS, RuntimeOptions())
 
@@ -91,7 +91,7 @@ def decode_options(options: Any | None) -> RuntimeOptions:
 def decode_checkpoint_options(options: Any | None) -> CheckpointOptions:
     """Read the options of Checkpoint. None, and an Any without a type, mean the defaults.
 
-    Options of a container are understood and say nothing here. Raises Invalid.
+    Options of a container are accepted and have no effect here. Raises Invalid.
     """
     return _decode(options, _CHECKPOINT_OPTIONS, CheckpointOptions())
 
@@ -109,7 +109,7 @@ def decode_start_input(data: bytes) -> Any | None:
 
 
 def effective_config(config: Config, options: RuntimeOptions) -> Config:
-    """Return the node's configuration with what the runtime options change: the file they name, then their body.
+    """Return the node's configuration with the changes of the runtime options: the file they name, then their body.
 
     Raises ConfigInvalid; also when the file that they name cannot be read.
     """
@@ -197,7 +197,7 @@ def _from_generic(data: bytes) -> RuntimeOptions:
 def _from_checkpoint(
     kind: type[runc.CheckpointOptions | linux_runc.CheckpointOptions],
 ) -> Callable[[bytes], CheckpointOptions]:
-    """Return a decoder of either message. They have the same fields, two of them under each other's numbers."""
+    """Return a decoder of either message. They have the same fields, two of them with exchanged numbers."""
 
     def decode(data: bytes) -> CheckpointOptions:
         message = kind.FromString(data)

@@ -1,7 +1,7 @@
 """The preload library in a container: seen at a fixed place, and named in the environment of its processes.
 
-It is mounted into /dev, which is the container's own tmpfs: nothing of it stays in the root filesystem, and it is there
-whatever the image is like. See kybernate_shim/preload for what it does.
+It is mounted into /dev, which is the container's own tmpfs: nothing of it stays in the root filesystem, and it works
+with any image. See kybernate_shim/preload for what it does.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ DESTINATION = "/dev/kybernate-arena.so"
 VARIABLE = "LD_PRELOAD"
 LEDGER = "/dev/kybernate-vram"  # the tmpfs on which the container's processes count what they have allocated
 LIMIT = "KYBERNATE_VRAM"  # the bytes that are declared, and the file there
-TURN = "/dev/kybernate-turn"  # the file that says whether it is the turn of the container's seat
+TURN = "/dev/kybernate-turn"  # the file that shows whether it is the turn of the container's seat
 AWAITED = "KYBERNATE_TURN"  # names it
 
 
 def wants_library(spec: Spec, config: Config) -> bool:
-    """Return whether the container is to have the library: to move its VRAM fast, or because of what it has declared.
+    """Return whether the container is to have the library: for moving its VRAM fast, or for what it has declared.
 
-    The first is by its annotation or the node's choice.
+    The former is by its annotation or the node's setting.
     """
     if declared_vram(spec, config) and config.pods_choice(spec.annotations, ANNOTATION) != "false":
         return True
@@ -37,7 +37,7 @@ def wants_library(spec: Spec, config: Config) -> bool:
 
 
 def declared_vram(spec: Spec, config: Config) -> int:
-    """Return the most VRAM that the container says it takes of each GPU, in bytes, 0 where it does not."""
+    """Return the VRAM on each GPU that the container declares as its maximum, in bytes; 0 where it declares none."""
     return bytes_of(config.pods_choice(spec.annotations, VRAM))
 
 
@@ -80,7 +80,7 @@ def _load_library(process: dict[str, Any]) -> None:
 def limit_vram(document: dict[str, Any], limit: int) -> None:
     """Have the library refuse what would be more than `limit` bytes of a GPU in all processes, in a parsed config.json.
 
-    With 0, as for an image whose processes had a limit, there is only the place for their counts. Idempotent.
+    With 0, as for an image whose processes had a limit, only the file for their counts is added. Idempotent.
     """
     mounts = document.setdefault("mounts", [])
     if not any(mount.get("destination") == LEDGER for mount in mounts):
@@ -91,7 +91,7 @@ def limit_vram(document: dict[str, Any], limit: int) -> None:
 
 
 def show_turn(document: dict[str, Any], file: Path) -> None:
-    """Have the library wait for the turn of the container's seat, which `file` says, in a parsed config.json.
+    """Have the library wait for the turn of the container's seat, which `file` shows, in a parsed config.json.
 
     Idempotent.
     """
@@ -100,7 +100,7 @@ def show_turn(document: dict[str, Any], file: Path) -> None:
 
 
 def make_turn_file(file: Path) -> Path:
-    """Make the file, by which it is the container's turn until the agent says otherwise. Raises OSError.
+    """Make the file, with which it is the container's turn until the agent changes it. Raises OSError.
 
     What users of the container read through the mount, they cannot reach on the node.
     """

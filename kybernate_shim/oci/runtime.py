@@ -1,7 +1,7 @@
-"""Runs an OCI runtime's commands and turns its failures into errors that say what it said.
+"""Runs an OCI runtime's commands and turns its failures into errors with its own messages.
 
-A runtime's own words go to its log; those are what people search the web for, so they are passed on unchanged. Where
-it left none, the error names the command, how it ended, and the end of its stderr.
+A runtime writes its messages to its log. People search the web for them, so they are passed on unchanged. Where there
+is none, the error names the command, how it ended, and the end of its stderr.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kybernate_shim.oci.options import RuntimeOptions
 
 STDERR_LINES = 20
 FULL_BYTES = 64 * 1024  # with less than this left, a runtime may have been unable to write its log
-# Regular expressions for what runtimes say of a container that they do not know (runc and newer crun; older crun), and
-# of one whose processes have ended.
+# Regular expressions for runtimes' messages about a container that they do not know (runc and newer crun; older crun),
+# and about one whose processes have ended.
 MISSING = r"does not exist|(opening file|open directory) [`'].*No such file or directory"
 ENDED = r"process already finished|(container|is) not running|no such process|not found"
 
@@ -46,7 +46,7 @@ class RuntimeFailed(Exception):
 
 
 class RuntimeTimedOut(RuntimeFailed):
-    """The OCI runtime did not end before its deadline and was killed; what it had begun may be half done."""
+    """The OCI runtime did not end before its deadline and was killed; its work may be half done."""
 
 
 class RuntimeRunner(Protocol):
@@ -69,7 +69,7 @@ def runtime_environment(env: Mapping[str, str], criu: Path | None = None) -> dic
     """Return `env` as a runtime should see it.
 
     Without NOTIFY_SOCKET, because runc would announce the container to systemd in containerd's place; and with CRIU's
-    directory first in PATH, the one way that every version of runc takes to find a chosen CRIU.
+    directory first in PATH, the only way in which every version of runc finds a chosen CRIU.
     """
     result = {name: value for name, value in env.items() if name != "NOTIFY_SOCKET"}
     if criu is not None:
@@ -103,7 +103,7 @@ class Runtime:
         console_socket: Path | None = None,
         options: RuntimeOptions | None = None,
     ) -> None:
-        """Create init, up to where only `start` is missing; its pid is in `bundle.init_pid_file` afterwards.
+        """Create init, so that only `start` is missing; its pid is in `bundle.init_pid_file` afterwards.
 
         After a failure the runtime may know the container: `delete` it with force.
         """
@@ -122,7 +122,7 @@ class Runtime:
     async def start(self, container: str, *, waiting: int | None = None) -> None:
         """Let init execute its program; without the runtime's help, if init is `waiting` for that, with this pid.
 
-        Where its pid is known, it executes the program on return, or has ended.
+        Where its pid is known, init executes the program on return, or has ended.
         """
         before = program_of(waiting) if waiting else None
         if not (waiting and await self._release(container, waiting)):
@@ -131,7 +131,7 @@ class Runtime:
             await executed(waiting, before, self.deadlines.start)
 
     async def _release(self, container: str, init: int) -> bool:
-        """Let init execute its program without the runtime's help; return False where that is for the runtime to do."""
+        """Let init execute its program without the runtime's help; return False where the runtime has to do that."""
         fifo = exec_fifo(self.cli, container, init)
         try:
             return fifo is not None and await release(fifo, init, self.deadlines.start)
@@ -184,7 +184,7 @@ class Runtime:
             await self._run("delete", self.cli.delete(container, force=force), self.deadlines.delete)
 
     async def pause(self, container: str, cgroup: Cgroup | None = None) -> None:
-        """Stop all processes; without the runtime's help, if their `cgroup` is given and that is all there is to do."""
+        """Stop all processes; without the runtime's help, if their `cgroup` is given and nothing else is to be done."""
         try:
             if await freezer.freeze(self.cli, cgroup, self.deadlines.freeze):
                 return
@@ -204,7 +204,7 @@ class Runtime:
     async def checkpoint(
         self, container: str, criu: Criu, *, leave_running: bool, empty_ns: Sequence[str] = ()
     ) -> None:
-        """Write CRIU's images. Without `leave_running` the container is gone afterwards, from the runtime too.
+        """Write CRIU's images. Without `leave_running`, the container is gone afterwards, also for the runtime.
 
         No other user can read what is written. A restore keeps our umask: the runtime makes mount points, and
         hooks make files, in the container's root filesystem, whose modes its programs see.
@@ -282,7 +282,7 @@ class Runtime:
 
 @contextmanager
 def _named(error: type[Exception], *signs: str) -> Iterator[None]:
-    """Raise `error` for a failure whose message shows one of the signs. What was killed or never ran shows none."""
+    """Raise `error` for a failure whose message shows one of the signs. A killed runtime shows none."""
     try:
         yield
     except RuntimeFailed as failure:
@@ -307,7 +307,7 @@ def _stdio(fds: Mapping[int, int], console_socket: Path | None) -> Iterator[dict
 def _obituary(finished: Finished, *, heard: bool) -> str:
     """Return how a runtime ended that logged no error.
 
-    `heard` unless its output went to a container's stdio.
+    `heard` is false where its output went to a container's stdio.
     """
     ending = f"`{' '.join(finished.argv)}` ended with status {finished.status}"
     if finished.status > 128:
@@ -322,7 +322,7 @@ def _obituary(finished: Finished, *, heard: bool) -> str:
 
 
 def _shortage(log_file: Path | None) -> str:
-    """Return that the disk is full, if it is: a runtime that cannot write its log fails without a message."""
+    """Return a note that the disk is full, if it is: a runtime that cannot write its log fails without a message."""
     if log_file is None:
         return ""
     disk = os.statvfs(log_file.parent)

@@ -50,7 +50,7 @@ def uses_systemd(options: RuntimeOptions, config: Config, spec: Spec) -> bool:
     """Return whether systemd makes the container's cgroups.
 
     Runtimes refuse a cgroupsPath whose form does not fit their flag, so the form decides where nothing else is
-    configured; the options, which often miss the flag, only where the spec names no cgroup.
+    configured; the options, which often lack the flag, decide only where the spec names no cgroup.
     """
     if config.systemd_cgroup is not None:
         return config.systemd_cgroup

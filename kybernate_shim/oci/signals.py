@@ -1,8 +1,8 @@
 """Sends a signal to a container's init without executing the runtime.
 
-`kill` of runc and crun looks whether the container runs, signals init, and, for a SIGKILL, thaws a frozen container,
+`kill` of runc and crun checks that the container runs, signals init, and, for a SIGKILL, thaws a frozen container,
 whose processes could not die before on cgroup version 1. Sources: Signal in libcontainer/container_linux.go of runc 1.1
-to 1.5, libcrun_container_kill in crun's container.c. Wherever it may be anything else, it is the runtime's.
+to 1.5, libcrun_container_kill in crun's container.c. Wherever more may be needed, the runtime does it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kybernate_shim.oci.freezer import is_known
 
 
 def send(cli: Cli, init: int, number: int, cgroup: Cgroup | None) -> bool:
-    """Signal `init`, which is not reaped yet, so that its pid is its own; return False where the runtime has to."""
+    """Signal `init`, which is not reaped yet, so its pid is not reused; return False where the runtime has to."""
     try:
         if not is_known(cli):
             return False
@@ -26,6 +26,6 @@ def send(cli: Cli, init: int, number: int, cgroup: Cgroup | None) -> bool:
         return False  # not as we know it
     if number == SIGKILL and cgroup is not None:
         with suppress(OSError):  # with init, its cgroup may be gone already
-            if cgroup.is_held:  # a thread that stands in a cgroup that could not be frozen whole does not end either
+            if cgroup.is_held:  # a stopped thread in a cgroup that could not be frozen completely does not end either
                 cgroup.thaw()
     return True

@@ -48,7 +48,7 @@ class Spec:
         return bool(self.process.get("terminal"))
 
     def env(self, name: str) -> str | None:
-        """Return the value of an environment variable of init; of several, the last, as NVIDIA's runtime does."""
+        """Return the value of an environment variable of init; of several, the last one, as in NVIDIA's runtime."""
         values = [entry.partition("=")[2] for entry in self.process.get("env") or () if entry.startswith(f"{name}=")]
         return values[-1] if values else None
 
@@ -87,7 +87,7 @@ class Spec:
         return tuple(str(device.get("path") or "") for device in self.linux.get("devices") or ())
 
     def requests_gpu(self) -> str | None:
-        """Return what in the spec asks for NVIDIA GPUs, in words for a message, or None."""
+        """Return what in the spec requests NVIDIA GPUs, in words for a message, or None."""
         return next(self._gpu_reasons(), None)
 
     def _gpu_reasons(self) -> Iterator[str]:
@@ -142,6 +142,6 @@ def map_text(ranges: Iterable[Mapping[str, Any]]) -> str:
 
 
 def is_nvidia_cdi(device: str) -> bool:
-    """Return whether a CDI device, by its qualified name, is of NVIDIA's."""
+    """Return whether a CDI device, by its qualified name, is one of NVIDIA's."""
     vendor = device.strip().partition("/")[0]
     return vendor == CDI_VENDOR or vendor.endswith(f".{CDI_VENDOR}")

@@ -1,4 +1,4 @@
-/* The part of the CUDA driver's binary interface that the library stands in front of.
+/* The part of the CUDA driver's binary interface that the library intercepts.
  *
  * Names, numbers and layouts are those of the public driver API; every one of them has been stable since CUDA 11.3.
  * Source: docs.nvidia.com "CUDA Driver API", virtual memory management.
@@ -27,7 +27,7 @@ enum {
     CUDA_ERROR_SYSTEM_NOT_READY = 802,
 };
 
-enum { MOST_DEVICES = 64 }; /* our own limit: a bit of a block's mask each */
+enum { MOST_DEVICES = 64 }; /* our own limit: each has a bit in a block's mask */
 enum { PINNED = 1, ON_DEVICE = 1, AS_DESCRIPTOR = 1, READ_WRITE = 3, MINIMUM = 0 };
 enum { RDMA_WITH_VIRTUAL_MEMORY = 110 }; /* a device attribute */
 

@@ -7,7 +7,7 @@
 /* Reserve addresses, those of freed memory of the same size first. */
 CUresult take_addresses(CUdeviceptr *address, size_t size);
 
-/* Keep addresses, at which there is nothing any more, for the next who wants as many. */
+/* Keep addresses, at which there is nothing any more, for the next allocation of the same size. */
 void keep_addresses(CUdeviceptr address, size_t size);
 
 #endif

@@ -1,7 +1,8 @@
 /* The thread that the node's CUDA helper talks to: it does in this process what only this process can.
  *
- * Mostly, the program's threads are stopped meanwhile or wait for the driver, wherever they were. So nothing here may
- * wait for them: the table's lock is tried for, and memory that a thread was about to change has its own answer.
+ * Usually, the program's threads are stopped during that, or wait for the driver, at any point of their code. So
+ * nothing here may wait for them: the table's lock is only tried, and memory that a thread was about to change has its
+ * own answer.
  */
 #include "answer.h"
 
@@ -142,7 +143,7 @@ static int rebuild(struct control *control)
     return CUDA_SUCCESS;
 }
 
-/* The threads are stopped: a fork that does not end has its child, or will make it later. */
+/* The threads are stopped: a fork that does not end has made its child already, or makes it later. */
 static int without_forks(int (*work)(struct control *), struct control *control)
 {
     bool begun = begin_exports();

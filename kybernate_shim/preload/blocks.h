@@ -14,12 +14,12 @@ void lock_blocks(void);
 bool try_lock_blocks(void); /* for a while */
 void unlock_blocks(void);
 
-/* The gate, before which threads wait that are to mark a block BUSY; the lock must be held.
+/* The gate, at which threads wait before they mark a block BUSY; the lock must be held.
  *
  * The helper shuts it before it has the driver lock the process: a thread that is caught between two calls of an
  * allocation has to be resumed, and caught again. It stays shut until SHARE, or for a second, whatever becomes of the
- * helper. And it is shut as long as any block is AWAY or REBUILT: a thread that ran then would put down in the table
- * what is true of memory that is not there. It would come no further than to the driver's lock anyway. */
+ * helper. And it is shut as long as any block is AWAY or REBUILT: a thread that ran then would record in the table
+ * the state of memory that is not there. It would get no further than the driver's lock anyway. */
 void shut_blocks(void);
 void open_blocks(void);
 bool blocks_shut(void); /* for the helper, and not because a block is away; without the lock */
@@ -42,7 +42,7 @@ struct block *take_block_of(CUhandle handle, uint32_t *before);
 struct block *take_block_named(CUhandle name, uint32_t *before);
 void give_block(struct block *block, uint32_t state);
 
-/* Mark all blocks BUSY that `wanted` says, as PASSING, and pick them up again one by one; NULL after the last. */
+/* Mark all blocks BUSY for which `wanted` is true, as PASSING, and return them one by one; NULL after the last. */
 typedef bool choice(const struct block *block, uint64_t low, uint64_t high);
 void mark_passing(choice *wanted, uint64_t low, uint64_t high);
 struct block *next_passing(void);

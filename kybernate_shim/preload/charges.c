@@ -1,7 +1,7 @@
-/* Which memory of this process was counted, so that what is given up is no longer.
+/* Which memory of this process was counted, so that freed memory is no longer counted.
  *
- * Counted is what the program has asked for, in whatever way: from the driver's own memory, from a pool, by handles, as
- * managed memory or arrays. What the driver takes for itself, such as contexts, is not.
+ * What the program has allocated is counted, by whatever call: from the driver's own memory, from a pool, by handles,
+ * as managed memory or arrays. What the driver takes for itself, such as contexts, is not.
  */
 #include "charges.h"
 
@@ -108,7 +108,7 @@ static bool grow(void)
     return true;
 }
 
-/* Without room for an entry, what it is about is counted until the process ends. */
+/* Without room for an entry, the memory is counted until the process ends. */
 static void add(struct known wanted)
 {
     if ((used + 1) * 4 <= room * 3 || grow())

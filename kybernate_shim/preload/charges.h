@@ -14,11 +14,11 @@ struct charge {
     size_t size;
     CUdevice device;
     bool counted;
-    CUcontext context; /* whose end is the memory's; NULL of none */
+    CUcontext context; /* whose end ends the memory; NULL for none */
 };
 
 /* Count `size` bytes on the current device, or on one that is named, before the driver is asked for them; false where
- * they would exceed what is declared. Whatever comes of it, `end_charge` is called next. */
+ * they would exceed what is declared. Whatever the result, `end_charge` is called next. */
 bool begin_charge(struct charge *charge, size_t size);
 bool begin_charge_on(struct charge *charge, size_t size, CUdevice device);
 CUresult end_charge(const struct charge *charge, CUresult result, enum charged by, uint64_t name);

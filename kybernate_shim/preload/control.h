@@ -71,7 +71,7 @@ struct control {
     int32_t result;
     uint32_t first, count; /* the range of blocks of SHARE, REBUILD and LET_GO */
     _Atomic uint32_t used; /* entries of the table that were ever used */
-    _Atomic uint32_t imports; /* how much there is of memory that other processes have made; 0 from older libraries */
+    _Atomic uint32_t imports; /* how much memory of other processes is imported; 0 from older libraries */
     _Atomic uint32_t watched; /* set by the node: note the next call that counts as use; cleared by that call */
     _Atomic uint32_t uses;    /* how many were noted */
     uint8_t rest[4096 - 56];

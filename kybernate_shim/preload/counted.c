@@ -1,4 +1,5 @@
-/* Allocations that stay the driver's, which are counted, and what a program is told of the GPU's memory. */
+/* Allocations that remain the driver's own and are counted, and the size of the GPU's memory as reported to the
+ * program. */
 #include "charges.h"
 #include "driver.h"
 #include "ledger.h"
@@ -142,7 +143,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUarray array)
     REFUNDED(mipmap_end, BY_ARRAY, (uintptr_t)array, array);
 }
 
-/* As if the GPU had no more than is declared: programs that take a share of what is there ask this. */
+/* As if the GPU had no more than is declared: programs that use a share of the memory query this. */
 EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
     CUdevice device;

@@ -87,7 +87,7 @@ void exports_before_fork(void)
 {
     for (int tries = 0; tries < FORKS_WAIT; tries++) {
         if (hold()) {
-            if (!blocks_shut()) /* looked at last: who shuts them looks for a fork afterwards */
+            if (!blocks_shut()) /* checked last: a thread that shuts them checks for a fork afterwards */
                 return;
             let_go();
         }

@@ -60,7 +60,7 @@ static void add_reference(CUhandle handle)
         add((struct import){.handle = handle, .references = 1});
 }
 
-/* Lock, unless there are no imports, as in most programs, which shall not wait. */
+/* Lock, unless there are no imports, as in most programs, which must not wait. */
 static bool begin(void)
 {
     const struct control *control = blocks_control();

@@ -51,7 +51,7 @@ extern CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhand
 extern CUresult cuMemUnmap(CUdeviceptr address, size_t size);
 extern CUresult cuMemRelease(CUhandle handle);
 
-static char token[TOKEN]; /* of this process's socket, in hex digits: who knows it has had a handle */
+static char token[TOKEN]; /* of this process's socket, in hex digits: only a process that had a handle knows it */
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 static pid_t serving; /* the process that has begun to; a child of fork(2) begins again */
 

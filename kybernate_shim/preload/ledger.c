@@ -1,7 +1,7 @@
 /* What the processes of a container have allocated, in a file on a tmpfs of the container's own.
  *
  * Each process has an entry with its own totals, which it alone writes, and adds up those of all. So a process that is
- * killed, or restored into another container, leaves nothing wrong: entries whose process is gone are cleared, and one
+ * killed, or restored into another container, leaves no wrong sum: entries whose process is gone are cleared, and one
  * that has lost its entry takes another and writes down what it has. No process waits for another one.
  * Of two processes that ask for the rest at the same moment, both may be refused.
  */
@@ -66,7 +66,7 @@ static struct ledger *map_file(const char *path)
     return found == MAP_FAILED ? &alone : found;
 }
 
-/* The number at `*text`, which is left behind it. The C library's own need a newer one than containers have. */
+/* The number at `*text`, which is left behind it. The C library's own need a newer version than containers have. */
 static uint64_t number_at(const char **text)
 {
     uint64_t value = 0;

@@ -149,8 +149,8 @@ static function *by_name(const char *asked, int wanted, uint64_t flags)
     return NULL;
 }
 
-/* Answers RTLD_NEXT and RTLD_DEFAULT by where its caller stands, so the last line must stay a jump: the compiler makes
- * one of it at -O2, and a test sees to it. */
+/* dlsym resolves RTLD_NEXT and RTLD_DEFAULT by the address of its caller, so the last line must remain a jump: the
+ * compiler makes it one at -O2, and a test checks that. */
 EXPORT void *dlsym(void *restrict handle, const char *restrict name)
 {
     if (name[0] == 'c' && name[1] == 'u' && handle != RTLD_NEXT) {

@@ -20,7 +20,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address);
 EXPORT CUresult cuMemCreate(CUhandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags);
 EXPORT CUresult cuMemRelease(CUhandle handle);
 
-/* What the driver says of a device once and for all: 0 while it was not asked. */
+/* Constant properties of a device, from the driver: 0 until it is queried. */
 static _Atomic size_t grains[MOST_DEVICES];
 static _Atomic uint8_t rdma_known[MOST_DEVICES]; /* 1: cannot, 2: can */
 
@@ -113,7 +113,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     return end_charge(&charge, result, AT_ADDRESS, result ? 0 : *address);
 }
 
-/* The driver's own free waits for the work that is queued; to unmap does not. */
+/* The driver's own free waits for the queued work; unmapping does not. */
 static CUresult await_work(CUcontext context)
 {
     CUcontext mine = NULL;
@@ -145,7 +145,7 @@ static CUresult free_memory(CUdeviceptr address)
     struct block *block = take_allocation(address, &before);
     if (block) {
         CUcontext context = (CUcontext)(uintptr_t)block->context;
-        give_block(block, before); /* the work may take its time, and a suspend cannot wait for what is BUSY */
+        give_block(block, before); /* the work may take long, and a suspend cannot wait for what is BUSY */
         result = await_work(context);
         if (result)
             return result;

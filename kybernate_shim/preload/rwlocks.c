@@ -1,10 +1,10 @@
 /* Readers that wait for one of the driver's locks, without a place in its queue.
  *
- * A call on a stream reads a lock of that stream, which a checkpoint's lock writes; so does each call of NVML in the same
- * process. The C library hands such a lock to all readers that wait when it is unlocked, and their threads may be
+ * A call on a stream reads a lock of that stream, which a checkpoint's lock writes; so does each call of NVML in the
+ * same process. The C library hands such a lock to all readers that wait when it is unlocked, and their threads may be
  * stopped just then: the driver could not lock the process again before each of them has resumed, which is when the
  * program would compute on placeholders. So a reader inside a library of the driver tries, and sleeps until something
- * was unlocked. Everyone else who has to wait does so in the C library.
+ * was unlocked. All other threads wait in the C library.
  */
 #include "rwlocks.h"
 
@@ -129,7 +129,7 @@ void watch_rwlocks_of(void *inside)
 static int wait_to_read(pthread_rwlock_t *lock)
 {
     const struct timespec past = {0, 0};
-    int result = libc_timedrdlock()(lock, &past); /* one that this thread itself writes never comes free */
+    int result = libc_timedrdlock()(lock, &past); /* one that this thread has locked for writing never becomes free */
     if (result != ETIMEDOUT)
         return result;
     atomic_fetch_add(&waiting, 1);

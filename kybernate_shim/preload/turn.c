@@ -4,9 +4,9 @@
  * held by nothing else, and would use a GPU that another container has now.
  *
  * The node's file says whose turn it is, and the container can only read it: empty, it is the turn of the container's
- * seat. Else it has what to do while the node's agent is away, "start", or "wait" and for how many seconds. The agent
- * has a lock on the file as long as it lives, and takes a read(2) of it for a use of the GPU. So it is read once, and
- * again after each change, such as by a new run of the agent; nothing is left open or locked in between, which a
+ * seat. Otherwise it says what to do while the node's agent is away, "start", or "wait" and for how many seconds. The
+ * agent has a lock on the file as long as it lives, and takes a read(2) of it for a use of the GPU. So it is read once,
+ * and again after each change, such as by a new run of the agent; nothing is left open or locked in between, which a
  * checkpoint would have to carry along. agent/seats/turn_files.py is the other side.
  */
 #include "turn.h"
@@ -73,7 +73,7 @@ static bool agent_is_there(int fd)
     return syscall(SYS_fcntl, fd, GET_LOCK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Whether the program has to wait on. Calls by number: the C library's own need a newer one than containers have. */
+/* Whether the program has to wait on. Calls by number: the C library's own are newer than those in containers. */
 static bool is_before(struct turn *turn, int fd)
 {
     struct stat found;

@@ -1,5 +1,5 @@
-/* Which of the driver's calls count as use of the GPU: all that wait while the process is suspended, but those with which
- * programs look at the GPU from time to time, such as cuMemGetInfo, cuEventQuery and cuStreamQuery.
+/* Which of the driver's calls count as use of the GPU: all that wait while the process is suspended, except those with
+ * which programs only poll the GPU, such as cuMemGetInfo, cuEventQuery and cuStreamQuery.
  *
  * Each has a stub that jumps to the driver, with registers and stack as they are: no signature is known here. The stub
  * looks at one word, which the node sets while the process is suspended, and which the first call that counts clears.

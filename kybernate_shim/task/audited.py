@@ -78,7 +78,7 @@ def audit_refusal(request: wire.CreateTaskRequest, namespace: str, config: Confi
 
 
 def _named_image(request: wire.CreateTaskRequest, spec: Spec, config: Config) -> str:
-    """Return what was named as the image, in the words of its requester; "" where none was, or none that counts."""
+    """Return what was named as the image, as its requester wrote it; "" where none was named, or none that counts."""
     path = request.checkpoint
     with suppress(Exception):  # options that cannot be decoded are the error that is audited
         path = path or decode_options(request.options if request.HasField("options") else None).criu_image_path

@@ -29,14 +29,14 @@ CRI_NAMESPACE = "k8s.io"
 LONGEST_HOLD = 86400.0  # seconds
 LONGEST_REASON = 100  # characters of what limits a freeze
 WORKS_KEPT = 50  # whatever their age
-WORK_SECONDS = 86400  # the others' age at most; none that is in use is as old
+WORK_SECONDS = 86400  # the others' maximum age; none that is in use is as old
 
 
 def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: Config, work: Path) -> DumpRequest:
     """Return what a Checkpoint call of the Task service asks for.
 
-    containerd copies `path` into its content store and removes it, so only an image path that the client has chosen is
-    worth flushing; and it takes the changes of the root filesystem itself. Raises Invalid.
+    containerd copies `path` into its content store and removes it, so flushing is worthwhile only for an image path
+    that the client has chosen. containerd saves the changes of the root filesystem itself. Raises Invalid.
     """
     options = decode_checkpoint_options(request.options if request.HasField("options") else None)
     leaves = not options.image_path  # every reader of containerd's content store can have it
@@ -54,7 +54,7 @@ def from_containerd(request: wire.CheckpointTaskRequest, *, spec: Spec, config: 
 
 
 def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config: Config, work: Path) -> DumpRequest:
-    """Return what a Checkpoint call of our own service asks for. Raises ValueError for what means nothing."""
+    """Return what a Checkpoint call of our own service asks for. Raises ValueError for what has no meaning."""
     place = place_of(request.path, spec, config)
     if requester_of(spec).is_tenant and place == config.checkpoint_root / requester_of(spec).namespace / LATEST:
         raise ValueError(f"{place}: {LATEST} is what pods call their newest image: give this one another name")
@@ -87,7 +87,7 @@ def from_shim_service(request: shim_pb2.CheckpointRequest, *, spec: Spec, config
 
 
 def place_of(path: str, spec: Spec, config: Config) -> Path:
-    """Return the directory of a new image: a relative name of a pod's lies in its namespace's directory."""
+    """Return the directory of a new image: a relative name of a pod is in its namespace's directory."""
     requester = requester_of(spec)
     if requester.is_tenant and not path.startswith("/"):
         return namespace_root(config, requester.namespace) / path
@@ -95,7 +95,7 @@ def place_of(path: str, spec: Spec, config: Config) -> Path:
 
 
 def tcp_policy(spec: Spec, config: Config) -> TcpPolicy:
-    """Return what the container's annotation wants of its TCP connections."""
+    """Return what the container's annotation says about its TCP connections."""
     return "established" if config.pods_choice(spec.annotations, TCP) == "established" else "close"
 
 

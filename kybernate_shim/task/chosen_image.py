@@ -1,4 +1,4 @@
-"""Which checkpoint image a new container starts from: the one handed over, or what it asks for by itself, if any.
+"""Which checkpoint image a new container starts from: the one handed over, or the one that it requests itself, if any.
 
 Loaded with the first container that asks for one.
 """
@@ -48,9 +48,9 @@ async def image_for(
     log: Log,
     skipped: dict[str, str],
 ) -> Image | None:
-    """Return the image to start from, None for a plain start. `wanted` is what the container asks for by itself.
+    """Return the image to start from, None for a plain start. `wanted` is what the container itself requests.
 
-    `skipped` gets which image was left out, and for which container, where the one that is named is another one's.
+    `skipped` gets the image that was left out, and its container, where the named image is that of another container.
 
     Not on the event loop: a disk may not answer, and the pod's other containers must be served meanwhile. Raises
     CheckpointNotFound, CheckpointInvalid, Refused and
@@ -72,7 +72,7 @@ async def _here_or_elsewhere(
     log: Log,
     skipped: dict[str, str],
 ) -> Image | None:
-    """Return the image that a container asks for, None where it starts fresh; the agent brings one from elsewhere."""
+    """Return the image that a container asks for, None for a fresh start; the agent fetches one from elsewhere."""
     requester = requester_of(spec)
     if wanted.by_environment and not may(requester, Right.ENVIRONMENT, config):
         log.warning(
@@ -105,7 +105,7 @@ async def _here_or_elsewhere(
 async def _start(
     wanted: Wanted, requester: Requester, spec: Spec, config: Config, ended: tuple[Run, ...], log: Log
 ) -> Start:
-    """Return what a container starts from; outside of a pod it is what is named.
+    """Return what a container starts from; outside a pod, it is what is named.
 
     Images that only other nodes or the object store have are known by the agent. Raises Refused, and
     ImageNotFetched where it does not answer and the newest image is asked for.
@@ -143,7 +143,7 @@ def _named(
     log: Log,
     skipped: dict[str, str],
 ) -> Image | None:
-    """Return the image of that name, None where it is another container's of the pod.
+    """Return the image of that name, None where it is that of another container of the pod.
 
     Raises CheckpointNotFound, CheckpointInvalid and Refused.
     """
@@ -162,10 +162,10 @@ def _handed_over(
 ) -> Image:
     """Return the image in a directory that containerd names.
 
-    `request.checkpoint` is a directory that containerd has just unpacked from its content store, which takes nothing in
-    whose SHA-256 is not its name; to digest it once more would only cost time. But what a tenant's reference
-    names may come from any author: there the signature counts, and the digests that it covers. With `criu_image_path`
-    it repeats that path, where any user may have written.
+    `request.checkpoint` is a directory that containerd has just unpacked from its content store, which rejects content
+    whose SHA-256 is not its name; computing it again would only cost time. But what a tenant's reference names may come
+    from any author: there the signature counts, and the digests that it covers. With `criu_image_path` it repeats that
+    path, where any user may have written.
     """
     requester = requester_of(spec)
     image = read_image(path)

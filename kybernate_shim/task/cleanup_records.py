@@ -1,4 +1,4 @@
-"""What the bundle of a container records for a `delete` without this daemon: what that would have to undo."""
+"""What the bundle of a container records for a `delete` without this daemon: the work to undo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CleanupRecords:
         self._write()
 
     def record_locked(self, pids: Sequence[int], *, whole: bool = True) -> None:
-        """Record the processes that may be locked, and whether a part of their memory is in files only."""
+        """Record the processes that may be locked, and whether a part of their memory is only in files."""
         self._locked_pids, self._whole = tuple(pids), whole
         self._write()
 

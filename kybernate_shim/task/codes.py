@@ -1,4 +1,4 @@
-"""Which RPC code each error of the inner modules gets, as one table: the code says what a client can do about it.
+"""The RPC code of each error of the inner modules, as one table: the code shows what a client can do about it.
 
 Source: gRPC's "Status codes and their use in gRPC"; for an operation that runs already, the Container Storage
 Interface, which answers ABORTED to a second one. UNAVAILABLE is not used: to containerd it means that the shim is gone.
@@ -19,14 +19,14 @@ from kybernate_shim.undo import in_words
 
 @dataclass(frozen=True)
 class CodeRule:
-    """Errors of some kinds, their code, and what is true after a call that was answered so."""
+    """Kinds of errors, their code, and what is true after a call with that answer."""
 
     kinds: tuple[type[Exception], ...]
     code: Code
     meaning: str
 
 
-# The first rule that matches an error counts.
+# The first rule that matches an error wins.
 RULES = (
     CodeRule((Missing,), Code.NOT_FOUND, "what was named does not exist"),
     CodeRule((Taken,), Code.ALREADY_EXISTS, "the id is in use"),
@@ -87,7 +87,7 @@ def code_of(error: Exception) -> Code:
 
 
 def rpc_error(error: Exception) -> RpcError:
-    """Return what a call is answered with that has raised `error`; UNKNOWN for an error of none of KINDS."""
+    """Return the answer to a call that has raised `error`; UNKNOWN for an error of none of KINDS."""
     if isinstance(error, RpcError):
         return RpcError(error.code, error.message)
     code = code_of(error) if isinstance(error, KINDS) else Code.UNKNOWN
@@ -98,7 +98,7 @@ def rpc_error(error: Exception) -> RpcError:
 def task_error(error: Exception) -> RpcError:
     """Return the answer of containerd's Task service: a call that the state forbids has no code there.
 
-    containerd's own shim has none for it, and what clients make of an answer, they make of its codes.
+    containerd's own shim has none for it, and clients rely on its codes.
     """
     return RpcError(Code.UNKNOWN, in_words(error)) if isinstance(error, InvalidMove) else rpc_error(error)
 

@@ -45,7 +45,7 @@ class ConsoleSocket:
     async def receive(self, timeout: float) -> int:
         """Return the terminal's master, non-blocking, and close the socket: it serves one process.
 
-        Raises OSError after `timeout` seconds, or when what comes is not a terminal.
+        Raises OSError after `timeout` seconds, or when what arrives is not a terminal.
         """
         try:
             async with asyncio.timeout(timeout):

@@ -1,7 +1,7 @@
-"""A container: its init, its execs, and what may happen to them in which order.
+"""A container: its init, its execs, and the order of calls that change them.
 
-One lock per container orders the calls that change it. What only looks (State, Wait, Pids, Stats, Connect) and Kill
-take no lock: they are answered while a checkpoint of minutes runs.
+One lock per container orders the calls that change it. Calls that only read (State, Wait, Pids, Stats, Connect) and
+Kill take no lock: they are answered during a checkpoint of minutes.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Container:
         return self.image.manifest if self.image is not None else None
 
     def configure(self, node: Config) -> None:
-        """Follow the node's settings, which a call has found changed; not in the middle of an operation."""
+        """Adopt the node's settings, which a call has found changed, unless an operation runs."""
         if node is self._node_config or self.lock.locked():
             return
         self._node_config = node
@@ -176,7 +176,7 @@ class Container:
         """Remove the container that has ended or was never started, and return its init.
 
         Raises Refused while it runs, and MountFailed when the rootfs is still in use: the container then stays
-        known, so that the call can be repeated. A restore that runs ends, as with a SIGKILL: it may take minutes.
+        known, so that the call can be repeated. It ends a running restore, as with a SIGKILL, which may take minutes.
         """
         if self.init.pid == 0:
             self.abort_operation()
@@ -201,7 +201,7 @@ class Container:
             return self.init
 
     async def _remember_run(self) -> None:
-        """Note that it has run, for the next one of its name in the pod: its client makes that after this delete."""
+        """Record the run for the next container of its name in the pod, which its client creates after this delete."""
         if self._runs is None or not self._began_ns or self.init.exit is None:
             return
         from kybernate_shim.checkpoint.image.starts import Run  # few containers ask for an image
@@ -215,7 +215,7 @@ class Container:
     def _thaw(self) -> None:
         """Thaw the cgroup of an ended container, so that it does not look paused.
 
-        On cgroup v2 a frozen init can be killed, and runc does not learn of it.
+        On cgroup v2, a frozen init can be killed, which runc does not notice.
         """
         if self.cgroup is not None:
             with suppress(OSError):
@@ -256,7 +256,7 @@ class Container:
                 await self.operations().restore(self.image)
                 return self.init.pid
             with self.children.early_exits() as early:
-                # From here on an exit waits in the collector, so that it cannot be published before the start.
+                # From here on, an exit waits in the collector, so that it cannot be published before the start.
                 self.children.disclaim(self.init.pid)
                 try:
                     await self.runtime.start(self.id, waiting=None if self._is_frozen() else self.init.pid)
@@ -269,11 +269,11 @@ class Container:
             return self.init.pid
 
     def _is_frozen(self) -> bool:
-        """Return whether the container is frozen from outside, so that it could not start."""
+        """Return whether the container was frozen from outside, so that it could not start."""
         try:
             return self.cgroup is not None and self.cgroup.frozen
         except OSError:
-            return False  # nothing there to freeze it by
+            return False  # there is nothing to freeze it with
 
     def find_init(self) -> None:
         """Take over the init that the runtime has made."""
@@ -281,12 +281,12 @@ class Container:
         self.cgroup = _cgroup_of(self.init.pid)
 
     def lose_init(self) -> None:
-        """Be without an init, as before a restore that has failed."""
+        """Forget init, after a restore that has failed."""
         self.init.pid, self.cgroup = 0, None
         self.cleanup.record_locked(())
 
     def restored(self, early: EarlyExits) -> None:
-        """Be running: the processes of an image are there."""
+        """Become running: the processes of an image are there."""
         self._announce_start()
         self._watch_memory()
         self.exits.watch(self.init, early)
@@ -297,7 +297,7 @@ class Container:
         self.publish("/tasks/start", events.TaskStart(container_id=self.id, pid=self.init.pid))
 
     def operations(self) -> Operations:
-        """Return what checkpoints, restores, suspends and resumes this container.
+        """Return the object that checkpoints, restores, suspends and resumes this container.
 
         Loaded on use: most containers are only started, and the first of a node waits for every module.
         """
@@ -318,24 +318,24 @@ class Container:
             return await self.operations().checkpoint(request, operation)
 
     async def release(self) -> None:
-        """Let it run on that a checkpoint has held. Raises Refused."""
+        """Resume the container, which a checkpoint holds. Raises Refused."""
         await self.operations().release()
 
     @property
     def held_seconds(self) -> float:
-        """How long it is held yet, 0 where it is not."""
+        """For how many more seconds it is held, 0 where it is not."""
         held = self._operations.held if self._operations is not None else None
         return held.seconds_left if held is not None else 0.0
 
     async def suspend(self, *, lock_seconds: float = 0, operation: str = "") -> tuple[Left, Operation]:
-        """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Once more is no error."""
+        """Move the container's VRAM into host memory; its processes wait for `unsuspend`. Idempotent."""
         self.gpu.require("suspend")
         async with self.lock:
             after(self.init.state, "suspend")
             return await self.operations().suspend(lock_seconds, operation)
 
     async def park(self, *, operation: str = "") -> tuple[Left, Operation]:
-        """Move VRAM that is in host memory to the disk, until `unsuspend`. Once more is no error."""
+        """Move VRAM that is in host memory to the disk, until `unsuspend`. Idempotent."""
         self.gpu.require("park")
         async with self.lock:
             after(self.init.state, "park")
@@ -393,7 +393,7 @@ class Container:
         return self._operations.parked_bytes if self._operations is not None else 0
 
     def announce(self, topic: str, **labels: str) -> None:
-        """Publish an event of ours for those who follow containerd's; the agent looks at the container again."""
+        """Publish an event of ours to subscribers of containerd's; the agent looks at the container again."""
         self.publish(topic, events.ContainerUpdate(id=self.id, labels=labels))
 
     async def drain(self, process: Process) -> None:

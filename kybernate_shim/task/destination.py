@@ -1,4 +1,4 @@
-"""Where a client wants a process's output: the strings of Create and Exec, taken apart.
+"""Where a client wants a process's output: the parsed strings of Create and Exec.
 
 containerd sends the path of a FIFO, nothing, or a URI whose scheme names another way to keep logs. Pure functions: what
 a string means is decided here, files are opened elsewhere.
@@ -53,7 +53,7 @@ def parse(text: str) -> Destination | None:
 def plan_outputs(stdout: str, stderr: str, *, terminal: bool) -> dict[int, Destination]:
     """Return the destination of each output stream that has one; the others are discarded.
 
-    stdout decides: a file takes stderr as well, a logger program too. A terminal has one stream, which goes to stdout.
+    stdout decides: a file or a logger program takes stderr as well. A terminal has one stream, which goes to stdout.
     """
     first = parse(stdout)
     second = None if terminal else parse(stderr)
@@ -88,7 +88,7 @@ def _arguments(query: str, text: str) -> Iterator[str]:
 
 
 def _decoded(text: str) -> str:
-    """Resolve what is quoted by percent signs, as urllib.parse does, which would cost every daemon 400 KiB."""
+    """Resolve what is quoted by percent signs, as urllib.parse does, whose import would cost every daemon 400 KiB."""
     return os.fsdecode(_QUOTED.sub(lambda match: bytes.fromhex(match[1].decode()), os.fsencode(text)))
 
 

@@ -1,9 +1,9 @@
-"""What a SIGKILL for a container has to be followed by, where the container does not end.
+"""What has to follow a SIGKILL for a container that does not end.
 
-The kernel ends a container when each of its processes has been scheduled once more. What was lost by then keeps that
-from coming: a thaw, so that the signal waits in a frozen process; the notice of a child's end; or the end itself, which
-another waiter has taken. containerd waits for the exit without end, so each of these is looked for again, and what
-cannot be helped from here is named in the log.
+The kernel ends a container when each of its processes has been scheduled once more. Something lost can prevent that: a
+thaw, so that the signal is pending in a frozen process; the notice of a child's end; or the end itself, which another
+waiter has consumed. containerd waits for the exit indefinitely, so each of these is checked again, and what cannot be
+repaired from here is logged.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NAMED: Final = 5
 
 
 class Ending:
-    """Sees to the end of one container that was killed."""
+    """Makes sure that one killed container ends."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
         self._runs = False
 
     async def until_ended(self) -> None:
-        """Return when init's exit is known, and do until then what may have been lost. One at a time."""
+        """Return when init's exit is known, and until then repeat what may have been lost. One at a time."""
         if self._runs:
             return
         self._runs = True
@@ -75,14 +75,14 @@ class Ending:
                 cgroup.thaw()
 
     def _left(self) -> list[str]:
-        """Say of some of the processes what each does: the kernel's letter, and who traces it."""
+        """Describe some of the processes: each one's state, as the kernel's letter, and its tracer."""
         cgroup = self._container.cgroup
         pids = cgroup.processes() if cgroup is not None else [self._container.init.pid]
         return [_described(pid) for pid in pids[:NAMED]] + ([f"and {len(pids) - NAMED} more"] * (len(pids) > NAMED))
 
 
 def _is_there(pid: int) -> bool:
-    """Return whether there is such a process, be it a zombie."""
+    """Return whether there is such a process, even a zombie."""
     try:
         state_of(pid)
     except ProcessLookupError:

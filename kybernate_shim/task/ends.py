@@ -1,4 +1,4 @@
-"""The files that a client names for stdio: opened so that it can come and go, and never so that an open blocks.
+"""The files that a client names for stdio, opened so that it can detach and attach, and so that no open blocks.
 
 Both ends of every FIFO are held. With one end only, a client that detaches (or containerd, restarting) would give the
 process a broken pipe or an end of input, and the bytes in the FIFO would be gone.
@@ -35,14 +35,14 @@ class End:
         return End(os.dup(self.fd), *map(os.dup, self._held))
 
     def unread(self) -> int:
-        """Return how many bytes are in the FIFO of an output that no client has read; 0 for anything but a FIFO."""
+        """Return how many bytes in the FIFO of an output no client has read; 0 for anything but a FIFO."""
         return readable_bytes(self._held[0]) if self._held else 0
 
     def has_client(self) -> bool:
         """Return whether a client has the FIFO of an output open. What is in the FIFO stays there.
 
-        The kernel names an end that nothing reads, so ours is closed for the look. A FIFO that is both output and error
-        has two of ours, and counts as read.
+        The kernel reports a FIFO without a reader, so ours is closed for the check. A FIFO that is both output and
+        error has two of ours, and counts as read.
         """
         if not self._held:
             return False
@@ -74,7 +74,7 @@ class End:
 
 
 def _link(fd: int) -> str:
-    """Return the path by which a file that is open, and may be removed, is opened again."""
+    """Return the path by which an open file, which may have been removed, can be opened again."""
     return f"/proc/self/fd/{fd}"
 
 
@@ -123,11 +123,11 @@ def _open_log_file(path: str) -> End:
 
 
 async def _open_beside_client(path: str, seconds: float) -> int | None:
-    """Open the FIFO for writing once a client has it open for reading, or is about to; None when none came.
+    """Open the FIFO for writing once a client has it open for reading, or is about to; None when there is none.
 
     Without the wait, the output of a process that ends immediately would be discarded with the last descriptor, before
-    a client that is slow to open its end could read it. The descriptor is kept: closing it would be an end
-    to the client.
+    a client that is slow to open its end could read it. The descriptor is kept: closing it would end the client's
+    stream.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

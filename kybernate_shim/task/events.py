@@ -1,6 +1,6 @@
-"""Task events on their way to containerd: one queue, one sender, in the order in which they happened.
+"""Task events for containerd: one queue, one sender, in the order in which they happened.
 
-containerd may be away for a restart or an upgrade. The head of the queue is then tried again until containerd answers,
+containerd may be away for a restart or an upgrade. The head of the queue is then sent again until containerd answers,
 so that events keep their order and none is lost while the queue has room.
 """
 
@@ -45,7 +45,7 @@ class Publisher:
         self._sender: asyncio.Task[None] | None = None
 
     def publish(self, topic: str, event: Message) -> None:
-        """Queue `event`. Never blocks; beyond 2048 waiting events the oldest is dropped, and the log says so."""
+        """Queue `event`. Never blocks; beyond 2048 waiting events the oldest is dropped, which is logged."""
         request = wire.ForwardRequest()
         request.envelope.timestamp.FromNanoseconds(time.time_ns())
         request.envelope.namespace = self._namespace

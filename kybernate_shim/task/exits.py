@@ -2,8 +2,8 @@
 
 They are handled on the event loop between two awaits, so they need no lock.
 
-containerd's client stops opening its FIFOs when it gets an exit, and what is unread there is lost if it had not come to
-read yet. So an exit waits a moment for a client that has not read what has just been written.
+containerd's client stops opening its FIFOs when it gets an exit, and unread output is lost if it had not opened them
+yet. So an exit waits a moment for a client that has not read the latest output.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Exits:
     def killing_init(self) -> Iterator[None]:
         """Hold back init's exit until the runtime's return.
 
-        On the exit containerd deletes the task and closes the connection on which the very call still waits.
+        At the exit, containerd deletes the task and closes the connection on which this call still waits.
         """
         self._kills += 1
         try:
@@ -92,9 +92,9 @@ class Exits:
         self._running_execs -= 1
 
     def _once_read(self, process: Process, then: Callable[[], None]) -> None:
-        """Do `then`, and settle, when no client is about to read output of `process`: nearly always immediately."""
+        """Do `then`, and settle, when no client is about to read output of `process`: usually immediately."""
         behind = False
-        with suppress(OSError):  # no descriptor is left to look by: the exit comes all the same
+        with suppress(OSError):  # no descriptor is left for the check: the exit is published in any case
             behind = process.reader_is_behind
         if behind:
             self._unread += 1
@@ -136,7 +136,7 @@ class Exits:
         self._container.publish("/tasks/exit", event)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it while nothing waits for it; a failure is logged."""
+        """Run it in the background; a failure is logged."""
         task = asyncio.get_running_loop().create_task(self._logged(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)

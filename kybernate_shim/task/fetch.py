@@ -1,6 +1,6 @@
-"""Asks the node's agent: for an image that is not on the node, which ones there are, and what a container was made of.
+"""Asks the node's agent for images that are not on the node, for a list of them, and for a container's image digest.
 
-A shim gets none of that from containerd. Without an agent, an image stays missing, and a container image unknown.
+containerd provides none of that to a shim. Without an agent, an image stays missing, and a container image unknown.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UNKNOWN: Final = (Code.NOT_FOUND, Code.UNIMPLEMENTED)
 
 
 class ImageNotFetched(Refused):
-    """The node's agent does not bring the image, or not in time. The message says why."""
+    """The node's agent did not fetch the image, or not in time. The message says why."""
 
 
 async def fetch(wanted: Wanted, requester: Requester, container: str) -> bool:
-    """Have the agent bring an image, and return whether its restore may begin now.
+    """Have the agent fetch an image, and return whether its restore may begin now.
 
     False where no agent runs, or none of its tiers has the image. Raises ImageNotFetched.
     """
@@ -51,8 +51,8 @@ async def fetch(wanted: Wanted, requester: Requester, container: str) -> bool:
 async def related(requester: Requester, name: str, words: Sequence[str]) -> tuple[KnownImage, ...]:
     """Return the images of the requester's namespace that `fetch` can have brought, by what they come from.
 
-    Those of a pod, a pod's uid or an origin among `words`, and those of the origin of the image called `name`. Without
-    an agent there are none. Raises ImageNotFetched where it does not say.
+    These are images of a pod, a pod's uid or an origin among `words`, and those with the origin of the image called
+    `name`. Without an agent there are none. Raises ImageNotFetched where it does not answer.
     """
     try:
         agent = await Client.connect(str(IMAGES_SOCKET), timeout=CONNECT_SECONDS)
@@ -65,7 +65,7 @@ async def related(requester: Requester, name: str, words: Sequence[str]) -> tupl
         if isinstance(error, RpcError) and error.code in UNKNOWN:
             return ()  # of an older release
         raise ImageNotFetched(
-            "the node's agent does not say which images of the container other nodes and the object store have:"
+            "the node's agent does not report which images of the container other nodes and the object store have:"
             f" {error or 'it has not answered in time'}. Nothing was restored; name the image, or try again"
         ) from error
     finally:

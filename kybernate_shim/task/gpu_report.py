@@ -1,7 +1,7 @@
-"""What a status says of a container's GPU state: what the driver says of its processes, and what to do about it.
+"""The GPU state in a container's status: what the driver reports about its processes, and what to do about it.
 
 The driver is asked where no operation runs, because it answers for no process in the middle of an operation; a
-frozen process does not answer either. Whatever a process may keep waiting is done apart from the event loop.
+frozen process does not answer either. Calls that a process may block are made outside the event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def ask_driver(container: Container, reply: wire.Container) -> None:
     if not pids:
         return
     found = await _states(pids, reply)
-    if container.gpu.busy:  # one has begun meanwhile: what the driver said may be half of it
+    if container.gpu.busy:  # an operation has begun meanwhile: the driver's answer may be from the middle of it
         return
     reply.cuda.extend(wire.CudaProcess(pid=pid, state=state) for pid, state in found.items())
     if found:
@@ -51,7 +51,7 @@ async def ask_driver(container: Container, reply: wire.Container) -> None:
 
 
 def in_one_word(states: Iterable[str]) -> str:
-    """Return the GPU state of a container whose processes are, by the driver, in these states."""
+    """Return the GPU state of a container whose processes are in these states according to the driver."""
     found = set(states)
     for state in ("failed", "locked", "unknown"):
         if state in found:

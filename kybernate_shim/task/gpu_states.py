@@ -6,15 +6,15 @@ of the processes is the truth; this is what the daemon is doing about it, and ho
 A suspended container stays so while its VRAM is parked.
 
 "attached": the processes compute, as far as the daemon knows. "stuck": an operation could not bring all of them back.
-In the states that an operation is in, one ends the other only as the rows say: the rest is refused immediately, and
-does not wait behind it. A process that an exec starts in a suspended container computes; the next suspend includes it.
+While an operation runs, another call is refused immediately unless the table allows it; it does not wait. A process
+that an exec starts in a suspended container computes; the next suspend includes it.
 """
 
 from __future__ import annotations
 
 from kybernate_shim.errors import Busy, Refused
 
-ALWAYS = ("exec", "kill", "delete")  # they change nothing here: a suspended container can be looked into, and ended
+ALWAYS = ("exec", "kill", "delete")  # they change nothing here: a suspended container can be inspected, and ended
 BUSY = frozenset({"suspending", "parking", "resuming", "checkpointing", "restoring"})
 STARTS = {
     "attached": {
@@ -28,7 +28,7 @@ STARTS = {
     "stuck": {"resume": "resuming", "pause": "stuck", "unpause": "stuck"},
     "suspending": {}, "parking": {}, "resuming": {}, "checkpointing": {}, "restoring": {},
 }  # fmt: skip
-# What an operation leads to by its outcome; to the state before it where nothing is said.
+# The state after an operation, by its outcome; for other outcomes, the state before it.
 ENDS = {
     "suspending": {"done": "suspended", "not back": "stuck"},
     "parking": {"done": "suspended"},
@@ -67,17 +67,17 @@ class GpuStates:
                 f" `kybernate status {self._id}` shows"
             )
         if call == "park":
-            raise Refused(f"cannot park container {self._id}: it is not suspended, which parking begins with")
+            raise Refused(f"cannot park container {self._id}: only what is suspended can be parked")
         raise Refused(
             f"cannot {call} container {self._id}: some of its processes are not back on their GPUs; `kybernate resume"
             f" {self._id}` retries that"
         )
 
     def begin(self, call: str) -> None:
-        """Be in the state of an operation until `end`. Raises as `require`."""
+        """Enter the state of an operation until `end`. Raises as `require`."""
         self.require(call)
         self._before, self.state = self.state, STARTS[self.state][call]
 
     def end(self, outcome: str) -> None:
-        """Be in the state that the operation has led to."""
+        """Enter the state to which the operation has led."""
         self.state = ENDS[self.state].get(outcome, self._before)

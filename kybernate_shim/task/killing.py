@@ -1,4 +1,4 @@
-"""Signals for a container's processes: a SIGKILL for init ends an operation that runs, too."""
+"""Signals for a container's processes: a SIGKILL for init also ends a running operation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Killing:
         """Send `signal`. Raises Missing when the process has ended, and Refused for an exec that was not started."""
         container = self._container
         process = container.process(exec_id)
-        whole = all and not exec_id  # the others of the container may outlive init, where they share a pid namespace
+        whole = all and not exec_id  # other processes of the container may outlive init in a shared pid namespace
         if not whole and (process.reaped or (process is container.init and container.exits.of_init is not None)):
             raise Missing("process already finished")
         if not exec_id:
@@ -40,7 +40,7 @@ class Killing:
     async def _kill_init(self, signal: int, *, all: bool) -> None:
         """Signal init; its exit waits for the runtime's return.
 
-        A held container is ended by what is to end it, without running once more: its image is what continues.
+        A held container is ended by a signal that asks it to end, without running again: its image is what continues.
         """
         container = self._container
         if container.init.state == "held":
@@ -65,7 +65,7 @@ class Killing:
     def _alone(self, signal: int) -> int:
         """Return the pid of init where the signal is for it alone, else 0.
 
-        Its end is that of all processes only where the kernel sees to that: elsewhere a SIGKILL is for each of them.
+        Init's end ends all processes only where the kernel does that: elsewhere, a SIGKILL is for each of them.
         """
         container = self._container
         return container.init.pid if signal != SIGKILL or container.spec.own_pid_namespace else 0

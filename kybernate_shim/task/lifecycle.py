@@ -1,9 +1,9 @@
 """The life of a container and of its processes, as one table.
 
 "restorable" is a container created from a checkpoint: the runtime does not know it before Start. "pausing" lasts while
-the runtime freezes the container. "held" is frozen by a checkpoint, until it is released or ended; containerd is shown
-a running container then, since it knows paused ones by its own calls only. An exec uses the same table and never meets
-the rows of pausing.
+the runtime freezes the container. "held" is frozen by a checkpoint, until it is released or ended; it is reported to
+containerd as running, since for containerd only its own calls pause a container. An exec uses the same table and never
+reaches the rows of pausing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The work of the operation that runs on a container: a task of its own, which a kill or a cancel ends, once."""
+"""The work of a container's running operation: a separate task, which a kill or a cancel ends, once."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ UNDONE = {
 
 
 class OperationWork:
-    """Does what of an operation on one container can be stopped."""
+    """Does the part of an operation on one container that can be stopped."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
         self._task: asyncio.Task[Any] | None = None
 
     def stop(self, operation: Operation) -> bool:
-        """Cancel the work, once only: nothing may disturb its undo. Return whether it was."""
+        """Cancel the work, only once: nothing may disturb its undo. Return whether it was cancelled."""
         task = self._task
         if task is None or task.done() or task.cancelling():
             return False
@@ -56,7 +56,7 @@ class OperationWork:
     async def run_until(
         self, operation: Operation, work: Coroutine[Any, Any, T], begun: asyncio.Future[T]
     ) -> tuple[T, asyncio.Task[T]]:
-        """Do as `run` until `begun` has its result; the work continues then, in the task that is returned as well."""
+        """Do as `run` until `begun` has its result; the work then continues in the task that is also returned."""
         task = self._task = asyncio.ensure_future(self._with_reason(operation, work))
         try:
             await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)

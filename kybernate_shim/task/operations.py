@@ -1,7 +1,7 @@
 """What happens to a container's state as a whole: checkpoint, restore, suspend, park, resume.
 
-`Container` holds its lock and has checked its state when it calls. This module, and with it all that knows of CRIU and
-of GPUs, is loaded with the first operation of a daemon.
+`Container` holds its lock and has checked its state when it calls. This module, and with it all code for CRIU and GPUs,
+is loaded with the first operation of a daemon.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 EXIT_SECONDS = 5.0
 POLL_SECONDS = 0.01
-# The others end with the processes that they are about; what is about the disk would keep a delete waiting.
+# The others end with the container's processes; what is about the disk would keep a delete waiting.
 ABORTED_BY_KILL = frozenset({"checkpoint", "restore", "park", "unpark"})  # verbs and steps
 STARTED, ENDED = "/kybernate/shim/started", "/kybernate/shim/ended"  # topics of events about operations
 DONE = {
@@ -63,7 +63,7 @@ class Operations:
         self._container = container
         self._log = log
         self._gpus: CudaAccelerator | None = None
-        self._image = NO_IMAGE  # that the current operation is about
+        self._image = NO_IMAGE  # of the current operation
         self._work = OperationWork(container)
         self._over: asyncio.Future[Outcome] | None = None
         self.held: FrozenHold | None = None
@@ -71,7 +71,7 @@ class Operations:
 
     @property
     def running_id(self) -> str:
-        """The name of the operation that runs now, else of the first that waits to; may be empty."""
+        """The name of the running operation, else of the first waiting one; may be empty."""
         if self.current is not None:
             return self.current.id
         return self.requests.waiting[0].id if self.requests.waiting else ""
@@ -108,7 +108,7 @@ class Operations:
     # -- Hold ---------------------------------------------------------------------------------------------------------
 
     def _hold(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> None:
-        """Be held, unless it has ended by now; `goes_on` ends when the container runs on or has ended."""
+        """Enter the hold, unless the container has ended; `goes_on` ends when the container runs on or has ended."""
         if self._container.init.state == "running":
             self._container.init.move("hold")
             self._log.info("hold.started", seconds=round(hold.seconds_left, 1))
@@ -118,8 +118,8 @@ class Operations:
         self._holding = asyncio.ensure_future(self._until_free(hold, goes_on))
 
     async def _until_free(self, hold: FrozenHold, goes_on: asyncio.Task[Dumped]) -> Exception | None:
-        """Return what has failed when the container was to run on, once it does or has ended."""
-        CALLER.set(None)  # what ends it is another call, or none
+        """Return the failure to resume the container, if any, once it runs on or has ended."""
+        CALLER.set(None)  # another call ends it, or none
         container, how = self._container, await asyncio.shield(hold.over)
         returns = how != "ended" and self._gpus is not None
         if returns:
@@ -171,10 +171,10 @@ class Operations:
             await asyncio.shield(self._holding)
 
     async def _kill_frozen(self, operation: Operation) -> None:
-        """Kill it, where a kill has ended the checkpoint, and wait: the caller looks immediately what became of it."""
+        """Kill it where a kill has ended the checkpoint, and wait: the caller checks the result immediately."""
         cgroup, init = self._container.cgroup, self._container.init
         if operation.killed.is_set() and cgroup is not None:
-            # If it came frozen it is so again, and SIGKILL would wait for a thaw.
+            # If it was frozen before, it is frozen again, and SIGKILL would wait for a thaw.
             await asyncio.to_thread(cgroup.kill)
             await asyncio.to_thread(_await_end, init.pid)
 
@@ -232,7 +232,7 @@ class Operations:
 
     @property
     def arena_use(self) -> ArenaUse | None:
-        """What of the container is in the arena by a suspend of ours, and not parked."""
+        """What our suspend has moved into the arena and is not parked."""
         left = self._gpus.suspended if self._gpus is not None else None
         if left is None or not left.parked:
             return left.arena_use if left is not None else None
@@ -240,7 +240,7 @@ class Operations:
 
     @property
     def vram_bytes(self) -> int:
-        """VRAM that has left the GPUs by a suspend of ours."""
+        """VRAM that has left the GPUs by our suspend."""
         left = self._gpus.suspended if self._gpus is not None else None
         return left.vram_bytes if left is not None else 0
 
@@ -295,7 +295,7 @@ class Operations:
 
     @contextmanager
     def _of_the_living(self, operation: Operation) -> Iterator[None]:
-        """Raise Refused where the container has ended meanwhile, whatever its missing processes have led to."""
+        """Raise Refused where the container has ended meanwhile, whatever error its missing processes have caused."""
         failure: Exception | None = None
         try:
             yield
@@ -320,7 +320,7 @@ class Operations:
                 pass  # it was paused before it had any GPU state
 
     def _accelerator(self) -> CudaAccelerator:
-        """Return the GPUs' side, whose modules are not loaded on a node that has none."""
+        """Return the accelerator, whose modules are not loaded on a node without GPUs."""
         if self._gpus is None:
             from kybernate_shim.checkpoint.gpu.accelerator import CudaAccelerator
 
@@ -370,12 +370,12 @@ class Operations:
         if self._over is not None and not self._over.done():
             self._over.set_result(ended)
         self._container.cleanup.record_phase("idle")
-        # Of what was cancelled the outcome only says where the GPUs are.
+        # For a cancelled operation, the outcome only says where the GPU state is.
         said = "cancelled" if isinstance(failure, Cancelled) else outcome
         self._container.announce(ENDED, verb=operation.verb, outcome=said, image=self._image.path, **ended.labels)
 
     def _ended(self, operation: Operation, failure: BaseException | None) -> Outcome:
-        """Return what is known of an operation whose end the container's states show by now."""
+        """Return the outcome of an operation whose end the container's states already reflect."""
         answer = rpc_error(failure) if isinstance(failure, Exception) else None
         ending: Ending = "succeeded"
         if failure is not None:

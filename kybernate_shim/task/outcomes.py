@@ -14,7 +14,7 @@ from typing import Final, Literal
 from kybernate_shim.errors import Invalid, Missing, Refused
 from kybernate_shim.steps import Step
 
-KEPT: Final = 8  # ended operations; a client that does not look for longer asks containerd how things are
+KEPT: Final = 8  # ended operations; a client that looks later asks containerd for the state
 MOST_ERROR: Final = 2048  # characters of a cause in an event
 ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -22,7 +22,7 @@ Ending = Literal["succeeded", "failed", "cancelled"]
 
 
 class NothingToCancel(Refused):
-    """No operation runs on the container, or the one that was named has ended by itself."""
+    """No operation runs on the container, or the named one has ended by itself."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return what an event says of it: its cause, what it moved, and how long it took, as far as that is known."""
+        """Return an event's labels for it: its cause, what it moved, and how long it took, as far as known."""
         figures = {"bytes": self.image_bytes, "frozen_ms": self.frozen_ms, "vram_bytes": self.vram_bytes}
         known = {name: str(figure) for name, figure in figures.items() if figure}
         cause = {"error": self.error[:MOST_ERROR]} if self.error else {}

@@ -20,7 +20,7 @@ class Pausing:
         self._container = container
 
     async def pause(self) -> None:
-        """Freeze it, off its GPUs where that is wanted; a freeze that fails brings back what has left them for it."""
+        """Freeze it, off its GPUs where that is wanted; if the freeze fails, bring back what has left them."""
         container = self._container
         container.gpu.require("pause")
         async with container.lock:

@@ -1,4 +1,4 @@
-"""From a Create request to a container object: what it is made of is read and decided here, nothing is started yet."""
+"""From a Create request to a container object: everything is read and decided here, and nothing is started yet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kybernate_shim.checkpoint.image.store import Image
 
 
-SKIPPED = "/kybernate/shim/skipped"  # topic of the event about a container that is not the one that an image is of
+SKIPPED = "/kybernate/shim/skipped"  # topic of the event about a container for which a named image is not meant
 
 
 async def prepare(
@@ -103,7 +103,7 @@ async def _prepare(
             image = await image_for(request, options, wanted, spec, config, runs, log, skipped)
         if skipped:
             publish(SKIPPED, events.ContainerUpdate(id=request.id, labels=skipped))
-    # Processes of an image that was made without the library have none, and a mount for it would be one that differs.
+    # Processes of an image that was made without the library do not have it, and its mount would be a difference.
     library = wants_library(spec, config) and (image is None or declared_vram(spec, config) > 0)
     if library or (image is not None and _has_mount(image, DESTINATION)):
         if LIBRARY.exists():
@@ -138,7 +138,7 @@ async def _prepare(
 
 
 def _has_mount(image: Image, destination: str) -> bool:
-    """Return whether the image's processes have something of ours mapped, which has to be there again."""
+    """Return whether the image's processes have a file of ours mapped, which must exist again."""
     return any(mount.destination == destination for mount in image.manifest.mounts)
 
 

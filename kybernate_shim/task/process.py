@@ -22,7 +22,7 @@ class Process:
         self.state = state
         self.pid = 0
         self.exit: Exit | None = None
-        self.reaped = False  # it has ended, which may not be published yet
+        self.reaped = False  # it has ended, although that may not be published yet
         self._ended = asyncio.Event()
         self._stdin_closed = False
         self._size: tuple[int, int] | None = None  # of the terminal

@@ -48,15 +48,15 @@ class Pump:
     def stop(self) -> None:
         """Stop copying and close both ends. Idempotent; bytes that the sink has not taken by now are lost.
 
-        What is there without a start is no output of the process, which has not begun: see `Stdio.unheard`.
+        Without a start, the bytes are not output of the process, which has not begun: see `Stdio.unheard`.
         """
         if not self.ended.is_set():
             self._finish(lost=self._transfer.held + self._unread() if self._keep_draining and self._started else 0)
 
     def reader_is_behind(self, seconds: float) -> bool:
-        """Return whether a client is about to read what is in its FIFO: it is there, and has the last bytes to read.
+        """Return whether a client is about to read what is in its FIFO: it is open there, with the latest bytes unread.
 
-        A client that has not read bytes of more than `seconds` ago does not read.
+        A client that has not read bytes within `seconds` is regarded as one that does not read.
         """
         coming = not self.ended.is_set() and self._waits_for == READING and self._unread() > 0
         recent = asyncio.get_running_loop().time() < self._wrote_at + seconds

@@ -1,4 +1,4 @@
-"""A container's processes come from an image: what a Start does in place of the runtime's start."""
+"""Starts a container from an image, in place of the runtime's start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def operation_of_restore(container: Container, log: Log) -> str:
     """Return the name of the operation that restores the container, as its annotation has it.
 
-    Only the node's root may give one: by a pod's annotation its author would pass a restore off as another client's
+    Only the node's root may set it: by a pod's annotation, its author could pass a restore off as another client's
     operation.
     """
     text = container.spec.annotations.get(OPERATION, "")
@@ -99,7 +99,7 @@ async def _restore(
                     await _switch_loopback_on(container, log)
                     if gpus is not None:
                         await gpus.attach(image, operation)
-                    operation.commit()  # they compute: from here on a kill is what ends them
+                    operation.commit()  # they compute: from here on, a kill ends them
             except BaseException:
                 container.lose_init()
                 raise
@@ -107,7 +107,7 @@ async def _restore(
 
 
 async def _container_image(container: Container, image: Image) -> str:
-    """Return the digest of a pod's container image, "" where it is unknown, or the image says none to compare it with.
+    """Return the digest of a pod's container image, "" where it is unknown, or the image has none for the comparison.
 
     For others, the command that has created the container has compared it, or was told to take another.
     """
@@ -117,7 +117,7 @@ async def _container_image(container: Container, image: Image) -> str:
 
 
 async def _switch_loopback_on(container: Container, log: Log) -> None:
-    """Do it where the network is the container's own; its programs rather do without than be lost."""
+    """Do it where the network is the container's own. A failure is not fatal: its programs run without loopback."""
     if not loopback.is_own(container.spec.document):
         return
     network = Path(f"/proc/{container.init_pid}/ns/net")

@@ -1,7 +1,7 @@
 """Asks the node's agent for room on the GPUs of a container, before the container starts.
 
-Room has one owner on a node, the agent. Where none runs, the container starts, and takes what the driver gives it; one
-with a seat waits for the agent, where the node's configuration of seats says so.
+The agent alone allocates room on a node. Where none runs, the container starts, and gets what the driver allows; one
+with a seat waits for the agent if the node's configuration of seats says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def take(spec: Spec, namespace: str, container: str) -> None:
         async with asyncio.timeout(seconds):
             while not await _answered(request, seconds):
                 if not seated or not SEATS_WAIT.exists():
-                    return  # room has no owner
+                    return  # nothing allocates room
                 away = True
                 await asyncio.sleep(AGAIN_SECONDS)
                 away = not IMAGES_SOCKET.exists()

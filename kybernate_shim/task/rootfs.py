@@ -1,4 +1,4 @@
-"""The root filesystem of a container: mounted at Create, where containerd has not done it, unmounted at Delete."""
+"""The root filesystem of a container: mounted at Create unless containerd has done it, unmounted at Delete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kybernate_shim.linux.mount.rootfs import Mount, kept_overlay, mount_rootfs,
 
 
 class Rootfs:
-    """The mounts of one container on its rootfs directory; `mounts` is what containerd wants there."""
+    """The mounts of one container on its rootfs directory; `mounts` are those that containerd requests there."""
 
     def __init__(self, directory: Path, children: Children) -> None:
         self.mounts: list[Mount] = []
@@ -31,7 +31,7 @@ class Rootfs:
         """Undo that, with everything below it. Raises MountFailed.
 
         With its last mount, the kernel writes out the whole filesystem in which an overlay has its upper directory:
-        what any container of the node has written there. That is not waited for.
+        what any container of the node has written there. This does not wait for that.
         """
         kept = await asyncio.to_thread(kept_overlay, self._directory)
         try:

@@ -1,8 +1,8 @@
-"""How often a container of a pod has run, and from which images: what a new one of its name starts from depends on it.
+"""How often a container of a pod has run, and from which images: this decides what a new one of its name starts from.
 
 The kubelet makes a new container for each start, the shim's daemon lives no longer than the pod's sandbox, and a node
-may reboot: so a file for each pod remembers it, as long as the directory is there that the kubelet, or containerd, has
-made for the pod. Only containers are in it that ask for an image.
+may reboot: so a file for each pod records it, as long as the directory exists that the kubelet, or containerd, has made
+for the pod. It lists only containers that request an image.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PodRuns:
 
     @classmethod
     def of(cls, spec: Spec, work_root: Path) -> PodRuns | None:
-        """Return those of the container with this config.json; None where no pod is found that they are of."""
+        """Return the runs of the container with this config.json; None where its pod is not found."""
         who = requester_of(spec)
         if not who.sandbox or not UID.fullmatch(who.uid) or not (lives_with := _directory_of_pod(spec)):
             return None

@@ -1,7 +1,7 @@
 """The Task service: each call looks up, delegates and answers. v2 and v3 differ by their name only.
 
 Errors of the inner modules become RPC codes here and nowhere else. Code UNIMPLEMENTED is never sent for a call that
-exists: containerd would take it for an older protocol and repeat the Create.
+exists: containerd would conclude that the protocol is older, and repeat the Create.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kybernate_shim.trust.caller import CALLER, called_by
 from kybernate_shim.ttrpc import Call, Code, Method, RpcError
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
-GO_ZERO_SECONDS = -62135596800  # what Go calls "no time": the exit of a process that still runs
+GO_ZERO_SECONDS = -62135596800  # Go's zero time, which is the exit time of a running process
 
 STATUS = {
     "created": status.CREATED, "restorable": status.CREATED, "running": status.RUNNING, "pausing": status.PAUSING,
@@ -134,9 +134,10 @@ class TaskService:
         return wire.StartResponse(pid=pid)
 
     async def delete(self, request: wire.DeleteRequest) -> wire.DeleteResponse:
-        """Delete a container or an exec. A Create that still runs is waited for: its client has given up on it.
+        """Delete a container or an exec. It waits for a Create that still runs, on which its client has given up.
 
-        containerd forgets the container with this answer, and does not end a daemon that it believes to be empty twice.
+        containerd forgets the container with this answer, and does not try twice to end a daemon that it believes to be
+        empty.
         """
         if not request.exec_id and (creating := self.creating.get(request.id)) is not None:
             await creating.wait()
@@ -242,7 +243,7 @@ class TaskService:
             if container.cgroup is not None and container.cgroup.exists:
                 return wire.StatsResponse(stats=pack(container.cgroup.stats()))
         except FileNotFoundError:
-            pass  # it went while we were reading
+            pass  # it was removed meanwhile
         raise RpcError(Code.NOT_FOUND, f"cgroup of container {request.id}: not found")
 
     async def connect(self, request: wire.ConnectRequest) -> wire.ConnectResponse:
@@ -273,7 +274,7 @@ class TaskService:
 def translated(
     handle: Callable[[Any], Awaitable[Message]], log: Log, coded: Callable[[Exception], RpcError] = rpc_error
 ) -> Callable[[Any, Call], Awaitable[Message]]:
-    """Give the errors of the inner modules the RPC codes by `coded`, and `log` the call's steps if it is to be traced.
+    """Map errors of the inner modules to RPC codes by `coded`, and `log` the call's steps if it is to be traced.
 
     An error of a kind that codes.py does not know is UNKNOWN, and logged.
     """

@@ -54,7 +54,7 @@ class ShimService:
         return await container.operations().requests.once(id, "checkpoint", request, dump)
 
     async def release(self, request: wire.ReleaseRequest) -> Message:
-        """Let a container run on that a checkpoint has held."""
+        """Resume a container that a checkpoint holds."""
         container = self._tasks.container(request.id)
         await container.release()
         return wire.ReleaseResponse(container=_status(container))
@@ -112,7 +112,7 @@ class ShimService:
     async def status(self, request: wire.StatusRequest) -> Message:
         """Say what each container is doing; takes no lock, so it is answered in the middle of a checkpoint.
 
-        Nothing is read of processes for that, unless the driver's word on them is wanted.
+        Nothing is read from processes for that, unless the driver's report on them is requested.
         """
         ids = [request.id] if request.id else list(self._tasks.containers)
         containers = [self._tasks.container(id) for id in ids]

@@ -29,7 +29,7 @@ STREAMS = {STDIN: "stdin", STDOUT: "stdout", STDERR: "stderr"}
 CONSOLE_SECONDS = 10.0
 PIPE_BYTES = 64 * 1024
 UNHEARD_BYTES = 4096  # enough for an error message
-READ_SECONDS = 1.0  # in which a client that reads takes what has come, on a busy machine
+READ_SECONDS = 1.0  # in which a client that reads gets new output, on a busy machine
 FIRST_LOOK, LAST_LOOK = 0.0002, 0.005  # seconds between two looks whether it has
 
 
@@ -66,8 +66,8 @@ async def open_stdio(
 ) -> Stdio:
     """Open everything that `config` names and return what the runtime needs.
 
-    `uid` and `gid` own the pipes. `piped` names streams that get a pipe even though `config` has no path for them:
-    input is then at its end, output is discarded. A restore needs that for streams that were pipes at the dump.
+    `uid` and `gid` own the pipes. `piped` names streams that get a pipe although `config` has no path for them: input
+    is then at its end, and output is discarded. A restore needs that for streams that were pipes at the dump.
     `client_seconds` is how long to wait, per FIFO, for the client to open its end of the output.
     Raises Invalid, OSError; nothing stays open then.
     """
@@ -129,14 +129,14 @@ class Stdio(ABC):
 
     @abstractmethod
     def add_missing(self, piped: Collection[int]) -> None:
-        """Complete what the strings left open: pipes for those of the streams `piped` that have none so far."""
+        """Add pipes for those of the streams `piped` that have none so far."""
 
     @abstractmethod
     async def started(self) -> None:
         """Begin to copy, now that the runtime has returned and the process holds its own descriptors.
 
-        Closes the process's ends here: held any longer, they would hide its end. Raises OSError, after which
-        everything is released.
+        Closes the process's ends here, which would otherwise hide its end. Raises OSError, after which everything is
+        released.
         """
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Stdio(ABC):
     async def drained(self, timeout: float | None) -> bool:
         """Wait until all output has reached its destination; return False when it has not after `timeout` seconds.
 
-        None is any time.
+        None means any time.
         """
         if not self._running:
             return True
@@ -326,7 +326,7 @@ class TerminalStdio(Stdio):
 
 @contextmanager
 def quoted(stdio: Stdio) -> Iterator[None]:
-    """Add to a failure what the runtime has written in place of the process, unless the failure says it already."""
+    """Add to a failure what the runtime has written in place of the process, unless the failure has it already."""
     try:
         yield
     except Exception as error:

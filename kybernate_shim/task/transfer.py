@@ -1,4 +1,4 @@
-"""Bytes on their way from one descriptor to another: what to do next, without doing the waiting.
+"""Bytes that move from one descriptor to another: decides what to do next, and does not wait.
 
 A transfer holds at most one block. It reads the next one only when the last has been taken, so a slow reader at the far
 end slows the writer at the near end, and memory stays bounded.

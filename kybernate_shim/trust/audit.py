@@ -1,11 +1,11 @@
 """The audit log: one line of JSON for each checkpoint, restore, suspend, park, resume and import, allowed or not.
 
-A line says who configured the container, who made the call, which image it was about, and what became of it. Nothing
-that a pod's author chooses can end a line or begin one: every value is a JSON string in ASCII.
+A line records who configured the container, who made the call, which image was concerned, and the result. Nothing that
+a pod's author chooses can end a line or begin one: every value is a JSON string in ASCII.
 
 The file is opened for each line, so that it can be renamed at any time (logrotate). A line that cannot be written stops
-no operation: otherwise a full log disk, which pods can cause, would keep all containers of the node from coming back.
-The loss is an error in the daemon's log (`audit.lost`), which has the line itself as the event `audit.recorded`.
+no operation: otherwise a full log disk, which pods can cause, would prevent all restores on the node. The loss is
+logged as an error by the daemon (`audit.lost`), whose log has the line itself as the event `audit.recorded`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REFUSALS: Final = (Refused, Missing, Damaged, NoRoom)
 
 @dataclass(frozen=True)
 class ImageRef:
-    """A checkpoint image, as far as it is known: `path` is what was asked for where no image was found."""
+    """A checkpoint image, as far as it is known: `path` is what was requested where no image was found."""
 
     path: str = ""
     id: str = ""
@@ -105,7 +105,7 @@ def append(path: Path, document: dict[str, Any]) -> None:
     """Write one line with one write(2); the directory is made where it is missing. Raises OSError."""
     line = json.dumps(document, separators=(",", ":")).replace("\x7f", "\\u007f").encode() + b"\n"
     make_directory(path.parent)
-    # Never blocks on a FIFO, never follows a link in the place of the file.
+    # Never blocks on a FIFO, never follows a link in place of the file.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:
@@ -121,7 +121,7 @@ def append(path: Path, document: dict[str, Any]) -> None:
 
 
 def _caller(caller: Caller | None) -> dict[str, Any]:
-    """Return the caller's fields. `login_uid` is whom the process was started for, as pam_loginuid has noted."""
+    """Return the caller's fields. `login_uid` is the user for whom the process was started, noted by pam_loginuid."""
     if caller is None:
         return {"by": "", "method": "", "uid": None, "pid": None, "login_uid": None, "name": ""}
     return {

@@ -1,6 +1,7 @@
-"""The caller of the call that is answered now: kept with the task that answers it, for the audit line.
+"""The caller of the call that is being answered: kept with the task that answers it, for the audit line.
 
-The container's author and the caller are two: a pod's annotation asks for a restore, and containerd makes the call.
+The container's author and the caller are different: a pod's annotation asks for a restore, and containerd makes the
+call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ AGENT: Final = "kybernate.node.v1."  # the services of the node agent begin with
 class Caller:
     """A call of the shim or the node agent. `uid` and `pid` are those of the process that connected, None if unknown.
 
-    `name` is that of the certificate or the container that the agent knows the caller by, "" elsewhere.
+    `name` is that of the certificate or the container by which the agent identifies the caller, "" elsewhere.
     """
 
     service: str
@@ -30,7 +31,7 @@ class Caller:
 
     @property
     def by(self) -> str:
-        """Return whose client it is: `kybernate` for our own service, `agent` for the agent's, else `containerd`."""
+        """Return the client's program: `kybernate` for our own service, `agent` for the agent's, else `containerd`."""
         if self.service.startswith(AGENT):
             return "agent"
         return "kybernate" if self.service == OWN_SERVICE else "containerd"

@@ -1,4 +1,4 @@
-"""What a container's specification allows its processes, and what a process has beyond that.
+"""The privileges that a container's specification allows its processes, and what a process has beyond them.
 
 The rule: a process may be in any state that an ordinary start with this specification could have brought it into. Its
 author chooses the programs, so every state that some program could reach counts.
@@ -42,7 +42,7 @@ REAL_TIME_IO: Final = ("CAP_SYS_NICE", "CAP_SYS_ADMIN")
 
 @dataclass(frozen=True)
 class NeedsCapability:
-    """Something in an image that only a process with one of these capabilities could have made."""
+    """Something in an image that only a process with one of these capabilities could have created."""
 
     what: str
     capabilities: tuple[str, ...]
@@ -113,7 +113,7 @@ class PrivilegeAllowance:
 def allowance_of(
     spec: Spec, *, login: int = NO_LOGIN, boost: int = 0, nodes: Collection[str] = ()
 ) -> PrivilegeAllowance:
-    """Return what a config.json allows. What it leaves open is as OCI runtimes take it: no capability, no filter.
+    """Return what a config.json allows. What it leaves open has the default of OCI runtimes: no capability, no filter.
 
     `login` and `boost` are those of a shim, as in Credentials. `nodes` are the kinds of namespaces that config.json
     names by a path that is the node's own, as it does for a pod in the node's network.
@@ -155,7 +155,7 @@ def spec_label(spec: Spec) -> str:
 
 
 def security_of(spec: Spec, processes: Sequence[ProcessCredentials]) -> Security:
-    """Return what an image's manifest keeps: of threads that are like the first of their process, that one alone."""
+    """Return what an image's manifest keeps: of threads that equal the first one of their process, only the first."""
     kept: dict[int, ProcessCredentials] = {}
     others = []
     for one in processes:
@@ -173,8 +173,8 @@ def excess_of(
 ) -> list[str]:
     """Return a sentence, with both values, for everything in an image's processes that is not allowed.
 
-    `held` is what they hold open. `recorded` is from the image's manifest, which the node has signed: the program of a
-    filter does not show from which profile the OCI runtime has made it.
+    `held` is what they hold open. `recorded` is from the image's manifest, which the node has signed: a filter's
+    program does not show the profile from which the OCI runtime has made it.
     """
     found = [sentence for one in image for sentence in excess(_moved(one, allowance), allowance)]
     if allowance.seccomp_profile:
@@ -193,7 +193,7 @@ def excess_of(
 
 
 def excess_of_settings(threads: Iterable[ThreadSettings], allowance: PrivilegeAllowance) -> list[str]:
-    """Return a sentence for each thread of an image that has chosen what a process of the pod could not choose."""
+    """Return a sentence for each thread of an image that has a setting that a process of the pod could not choose."""
     if allowance.any_schedule or any(map(allowance.has, REAL_TIME_IO)):
         return []
     return [f"{one.title}: a real-time I/O priority, the pod allows ordinary ones without CAP_SYS_NICE"
@@ -201,9 +201,9 @@ def excess_of_settings(threads: Iterable[ThreadSettings], allowance: PrivilegeAl
 
 
 def _moved(one: ProcessCredentials, allowance: PrivilegeAllowance) -> ProcessCredentials:
-    """Return a thread of an image with the pod's ranges of ids where those of the image differ on the node alone.
+    """Return a thread of an image with the pod's ranges of ids where those of the image differ only on the node's side.
 
-    Each pod with ids of its own has another range of the node's; inside of it, the ids are the same.
+    Each pod with ids of its own has another range of the node's; inside the pod, the ids are the same.
     """
     alike = all(
         [_inside(text) for text in found] == [_inside(text) for text in allowed]
@@ -310,7 +310,7 @@ def _capabilities(sets: Mapping[str, Sequence[str]]) -> Capabilities:
 
 
 def _bits(names: Iterable[str]) -> int:
-    """Return the bits of capabilities; a name that no kernel knows grants nothing, as runtimes take it."""
+    """Return the bits of capabilities; a name that no kernel knows grants nothing, as in runtimes."""
     known = capability_bits()
     return sum({1 << known[name.upper()] for name in names if name.upper() in known})
 

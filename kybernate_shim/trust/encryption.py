@@ -1,6 +1,6 @@
 """The form of an encrypted file of a checkpoint image: AES-256-GCM in chunks, bound to image, name and order.
 
-A file begins with a header, then come its chunks. Numbers are unsigned, with the highest byte first.
+A file begins with a header, followed by its chunks. Numbers are unsigned, big-endian.
 
     offset  bytes  content
     0       6      "KYBENC"
@@ -20,7 +20,7 @@ bytes (0, or the number of the chunk). The associated data of map and chunks are
 header, image id and name with their lengths, the number of the chunk, and a byte that is 1 for the last chunk.
 
 So every change is found: of a bit, of the length, of the order of chunks, of holes, of the file's name, and the
-exchange of files of two images or of two writings of one file. This is the STREAM construction (Hoang, Reyhanitabar,
+exchange of files of two images or of two versions of one file. This is the STREAM construction (Hoang, Reyhanitabar,
 Rogaway and Vizár, 2015) with random access. `cryptography` encrypts outside of the interpreter lock from its release 50
 on; with VAES, one core does 9 GB/s.
 """
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 CHUNK_BYTES: Final = 1 << 20
-MOST_CHUNK_BYTES: Final = 16 << 20  # a buffer of that size is allocated on the word of a header
-MOST_CHUNKS: Final = 1 << 26  # 64 TiB; the map of as many is read on the word of a header
+MOST_CHUNK_BYTES: Final = 16 << 20  # a buffer of that size is allocated because a header says so
+MOST_CHUNKS: Final = 1 << 26  # 64 TiB; a map for so many is read because a header says so
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 SUFFIX: Final = ".enc"  # of an encrypted file's name in the image's directory
@@ -56,7 +56,7 @@ _MAP, _CHUNK = 0, 1
 
 
 class EncryptionBroken(Damaged):
-    """A file is not what was encrypted: it was changed, cut, exchanged, or encrypted with another key."""
+    """A file is not the one that was encrypted: it was changed, truncated, exchanged, or encrypted with another key."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class FileKey:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where what is in a file. `data` are the numbers of the chunks that are stored, in order."""
+    """Where the parts of a file are. `data` are the numbers of the chunks that are stored, in order."""
 
     size: int
     chunk_bytes: int
@@ -136,7 +136,7 @@ def map_bytes(count: int) -> int:
 
 
 class Buffers:
-    """Room for one chunk in both forms. A thread has its own."""
+    """Room for one chunk in both forms. Each thread has its own."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self.plain = memoryview(bytearray(chunk_bytes))
@@ -192,7 +192,7 @@ class EncryptingFile(_File):
 
 
 class EncryptedFile(_File):
-    """An encrypted file behind the descriptor `fd`. Its header is read, and proven genuine, when this is made.
+    """An encrypted file behind the descriptor `fd`. Its header is read and authenticated on construction.
 
     Its methods may be called from any thread. Raises EncryptionBroken and OSError.
     """
@@ -315,7 +315,7 @@ def new_data_key() -> bytes:
 
 
 def _data_chunks(fd: int, size: int, chunk_bytes: int) -> Iterator[int]:
-    """Yield the numbers of the chunks that are not holes as a whole, in order. Source: lseek(2)."""
+    """Yield the numbers of the chunks that are not entirely holes, in order. Source: lseek(2)."""
     following, offset = 0, 0
     while offset < size:
         try:
@@ -333,7 +333,7 @@ def _nonce(kind: int, number: int) -> bytes:
 
 
 def _read(fd: int, buffer: memoryview, offset: int) -> bool:
-    """Fill the buffer, and return whether the file has as many bytes."""
+    """Fill the buffer, and return whether the file has enough bytes."""
     done = 0
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)

@@ -1,7 +1,7 @@
 """The node's keys for checkpoint images: the file that `encryption_key` names.
 
 One key a line, 32 bytes as 64 hexadecimal digits; empty lines and lines that begin with `#` are left out. The first key
-encrypts, all of them decrypt: a new key is put in front, and an old one goes once no image needs it.
+encrypts, all of them decrypt: a new key is inserted at the top, and an old one is removed once no image needs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kybernate_shim.trust.keys import read_secret_file
 
 
 def read_keys(path: Path) -> Sequence[NodeKey]:
-    """Return the keys of a file, the one that encrypts first. Raises Refused, which never holds a key."""
+    """Return the keys of a file, the encrypting one first. Raises Refused, whose message never contains a key."""
     content = read_secret_file(path, f"encryption_key {path}")
     keys = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):

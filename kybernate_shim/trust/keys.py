@@ -5,13 +5,13 @@ covers the whole image. Two kinds of keys sign:
 
 - the *node key*, `node.key` in the key directory. The node makes it when it signs its first image.
 - a *shared key*, a file that the node's configuration names (`shared_key`). Nodes that exchange images have the same
-  one. Where it is configured, it signs.
+one. Where it is configured, it signs new images.
 
 Every file `*.key` in the key directory verifies. So a rotated key stays valid until its file is removed. One whose name
-begins with `shared-` is a shared key of the past: what it signed needs strong digests. A key file
-holds 32 bytes in hexadecimal. It belongs to root and no other user can read it; any other file is refused.
+begins with `shared-` is a former shared key: images that it signed need strong digests. A key file
+holds 32 bytes in hexadecimal. It belongs to root and no other user can read it; other files are refused.
 
-An identifier of a key is the beginning of a SHA-256 over it, which reveals nothing of the key.
+The identifier of a key is the beginning of a SHA-256 over it, which reveals nothing about the key.
 Source for the construction: RFC 2104; NIST SP 800-107, 5.3.
 """
 
@@ -60,7 +60,7 @@ class Key:
         return hmac.new(self.secret, DOMAIN + content, "sha256").hexdigest()
 
     def has_signed(self, content: bytes, signature: str) -> bool:
-        """Return whether `signature` is this key's signature of `content`, in constant time."""
+        """Return whether `signature` is this key's signature of `content`; takes constant time."""
         import hmac
 
         return hmac.compare_digest(self.sign(content), signature)
@@ -133,7 +133,7 @@ def read_key(path: Path, *, shared: bool = False) -> Key:
 def read_secret_file(path: Path, name: str) -> bytes:
     """Return the content of a small regular file that no other user can read; errors call it `name`.
 
-    Raises Refused, which never holds any of the content.
+    Raises Refused, whose message never contains any of the content.
     """
     try:
         fd = open_plain(path)
@@ -168,7 +168,7 @@ def _parsed(path: Path, text: str) -> bytes:
 
 
 def _make_key(path: Path, *, replace: bool = False) -> None:
-    """Write a random key that appears under its name whole or not at all; a concurrent writer's key is kept."""
+    """Write a random key atomically; a concurrent writer's key is kept."""
     make_private(path.parent)
     replace_file(path, f"{os.urandom(KEY_BYTES).hex()}\n", durable=True, keep=not replace)
 

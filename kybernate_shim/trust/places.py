@@ -1,7 +1,7 @@
-"""Directories for images, logs and scratch files: only root can write to them or put another one in their place.
+"""Directories for images, logs and scratch files: only root can write to them or replace them.
 
-A directory is found from / through descriptors, one component at a time, so that what was judged is what is used. Its
-parents count as well: who can write to a parent can exchange the directory.
+A directory is found from / through descriptors, one component at a time, so that what was checked is what is used. Its
+parents are checked as well: a user who can write to a parent can replace the directory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def require_private(path: Path) -> None:
-    """Raise Refused unless only root can write to the directory `path` and put another one in its place.
+    """Raise Refused unless only root can write to the directory `path` and replace it.
 
-    It must be a directory, no link, of root's or of our own effective user, and neither its group nor others may write
-    to it. The same holds for its parents. A parent may be writable when it has the sticky bit, as /tmp has, and a link
-    of root's among the parents is followed. Others may read `path`. Raises FileNotFoundError, and OSError.
+    It must be a directory, not a link, that belongs to root or to our own effective user, and neither its group nor
+    others may write to it. The same holds for its parents. A parent may be writable when it has the sticky bit, as /tmp
+    has, and a link among the parents is followed if it belongs to root. Others may read `path`. Raises
+    FileNotFoundError, and OSError.
     """
     os.close(_walk(path, make=False)[0])
 
 
 def make_private(path: Path) -> bool:
-    """Do as `require_private`, and make what is missing with mode 0700. Return whether `path` itself was made."""
+    """Do as `require_private`, and make missing directories with mode 0700. Return whether `path` itself was made."""
     fd, made = _walk(path, make=True)
     os.close(fd)
     return made
@@ -71,7 +72,7 @@ def _walk(path: Path, *, make: bool) -> tuple[int, bool]:
 
 
 class _Walk:
-    """A way from / down to a directory: a descriptor for each component, all of them judged."""
+    """A path from / down to a directory: a descriptor for each component, all of them checked."""
 
     def __init__(self) -> None:
         self._fds = [os.open("/", LOOK | os.O_DIRECTORY)]
@@ -127,7 +128,7 @@ class _Walk:
         return os.open(part, LOOK, dir_fd=self.fd)
 
     def _target(self, fd: int, name: Path, status: os.stat_result, *, last: bool) -> list[str]:
-        """Return the components that the link stands for; go to / first where it is absolute."""
+        """Return the components of the link's target; go back to / first where it is absolute."""
         target = Path(os.readlink("", dir_fd=fd))  # of the descriptor itself
         if last:
             raise Refused(f"{name} is a link to {target}: name the directory itself")
@@ -149,7 +150,7 @@ def _judge(name: Path, status: os.stat_result, *, last: bool) -> None:
     described = _described(status)
     if status.st_uid not in _trusted():
         raise Refused(
-            f"{name} ({described}) belongs to another user, who can exchange what is in it. "
+            f"{name} ({described}) belongs to another user, who can replace what is in it. "
             f"Nothing was written. Name a directory of root's, or: chown root {name}"
         )
     if status.st_mode & WRITABLE and (last or not status.st_mode & stat.S_ISVTX):

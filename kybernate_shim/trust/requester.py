@@ -15,7 +15,7 @@ from kybernate_shim.oci.spec import Spec
 
 Kind = Literal["tenant", "node"]
 
-# containerd's marks; those of CRI-O and of the kubelet's labels as other runtimes write them make a tenant as well.
+# containerd's marks; those of CRI-O, and the kubelet's labels as other runtimes write them, also mark a tenant.
 CRI: Final = ("io.kubernetes.cri.", "io.kubernetes.cri-o.", "io.kubernetes.pod.", "io.container.manager")
 CONTAINER_TYPE: Final = "io.kubernetes.cri.container-type"
 POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
@@ -23,15 +23,15 @@ POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
 POD_UID: Final = "io.kubernetes.cri.sandbox-uid"
 CONTAINER_NAME: Final = "io.kubernetes.cri.container-name"
 SANDBOX_ID: Final = "io.kubernetes.cri.sandbox-id"
-POD_IMAGE: Final = "io.kubernetes.cri.image-name"  # a reference, of several one
+POD_IMAGE: Final = "io.kubernetes.cri.image-name"  # one reference, even if there are several
 
 
 @dataclass(frozen=True)
 class Requester:
-    """The author of a container's configuration. For `node`, the node's root, the other fields are empty.
+    """The author of a container's configuration. For `node`, which is the node's root, the other fields are empty.
 
     `namespace`, `pod` and `uid` are Kubernetes' words for the pod, `container` is the name of the container in it.
-    `sandbox` is the id of the pod's sandbox; without it, root has made the container of what was a pod's, as
+    `sandbox` is the id of the pod's sandbox; without it, root has made the container from the image of a pod, as
     `kybernate restore` does, with a tenant's rights and no pod.
     """
 
@@ -56,7 +56,7 @@ NODE: Final = Requester("node")
 
 
 def requester_of(spec: Spec) -> Requester:
-    """Return who chose annotations, environment, image and volumes of the container with this config.json."""
+    """Return the author of annotations, environment, image and volumes of the container with this config.json."""
     notes = spec.annotations
     if not any(name.startswith(CRI) for name in notes):
         return NODE

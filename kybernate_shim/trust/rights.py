@@ -1,4 +1,4 @@
-"""What a requester may do: one rule for each right, one function that decides by it, one table in the documentation.
+"""What a requester may do: one rule for each right, one function that applies it, one table in the documentation.
 
 A rule is a constant, except where the node's configuration may widen it for tenants.
 """
@@ -14,7 +14,7 @@ from kybernate_shim.trust.requester import Requester
 
 
 class Right(Enum):
-    """Something that a restore or a checkpoint may be asked for."""
+    """Something that may be requested of a restore or a checkpoint."""
 
     ANY_PATH = "name an image by any path"
     ENVIRONMENT = "name an image by `RESTORE_FROM`"
@@ -40,7 +40,7 @@ def _never(config: Config) -> bool:
     return False
 
 
-# What counts for root's containers as for a tenant's: the environment may be that of a container image.
+# What applies to root's containers as well as to a tenant's: the environment may be that of a container image.
 FOR_ALL = frozenset({Right.ENVIRONMENT})
 RULES: dict[Right, Rule] = {
     Right.ANY_PATH: Rule(

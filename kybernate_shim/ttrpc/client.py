@@ -14,7 +14,7 @@ from .connection import Answered, ClientConnection, ProtocolViolated
 from .frames import FrameReader
 from .outgoing import Outgoing
 
-RETRY_SECONDS = 0.01  # between attempts to get into a listener's full backlog
+RETRY_SECONDS = 0.01  # between attempts to connect to a listener whose backlog is full
 NO_METADATA: Mapping[str, str] = {}
 
 Reply = TypeVar("Reply", bound=Message)
@@ -36,7 +36,7 @@ class Client:
     ) -> Client:
         """Connect to the socket at `path` within `timeout` seconds; `metadata` goes with every call.
 
-        A server that is too busy to accept is waited for. Raises OSError, of which TimeoutError is one.
+        It waits for a server that is too busy to accept. Raises OSError, including TimeoutError.
         """
         async with asyncio.timeout(timeout):
             connection = await _connected(path)
@@ -66,7 +66,7 @@ class Client:
 
         Raises RpcError when the server answers with an error, TimeoutError when it has not answered after `timeout`
         seconds (the limit is sent to it, but it may have done its work), ConnectionError when the connection ends
-        first, and its ProtocolViolated, which ends the connection, when the server breaks the protocol.
+        first, and its subclass ProtocolViolated, which ends the connection, when the server violates the protocol.
         """
         timeout_nano = 0 if timeout is None else max(1, int(timeout * 1e9))
         async with asyncio.timeout(timeout):
@@ -118,7 +118,7 @@ class _Link(asyncio.Protocol):
     def _settle(self, answered: Answered) -> None:
         future = self._waiting[answered.stream]
         if future.done():
-            return  # cancelled, and its caller has not run since
+            return  # cancelled, but its caller has not run since
         if isinstance(answered.outcome, RpcError):
             future.set_exception(answered.outcome)
         else:
@@ -136,7 +136,7 @@ class _Link(asyncio.Protocol):
         self.lost.set()
 
     def _fail(self, error: ConnectionError) -> None:
-        """Raise the error in every caller that waits, each one its own."""
+        """Raise the error in every caller that waits, each with its own instance."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(type(error)(*error.args))
@@ -168,7 +168,7 @@ class _Link(asyncio.Protocol):
 async def _connected(path: str) -> socket.socket:
     """Return a connected, non-blocking socket.
 
-    asyncio's own connect takes the EAGAIN of a full backlog for progress, and continues with a socket that never gets
+    asyncio's own connect mistakes the EAGAIN of a full backlog for progress, and continues with a socket that is never
     connected. Source: connect(2), EAGAIN for UNIX sockets.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -24,7 +24,7 @@ ENDING = (0, Flags.REMOTE_CLOSED)  # the flags of a frame that ends its stream
 
 
 class ProtocolViolated(ConnectionError):
-    """The server has sent what the protocol does not allow; the message shows it. The connection is of no more use."""
+    """The server has sent what the protocol does not allow; the message shows it. The connection is unusable."""
 
 
 class Opened(NamedTuple):
@@ -63,7 +63,7 @@ class _Stream:
 
 
 class ServerConnection:
-    """The serving end. Every legal request is answered once, in any order; illegal ones are answered immediately."""
+    """The server's end. Every legal request is answered once, in any order; illegal ones are answered immediately."""
 
     __slots__ = ("_draining", "_held", "_last", "_max_calls", "_max_held", "_streams")
 
@@ -81,7 +81,7 @@ class ServerConnection:
         return len(self._streams)
 
     def receive(self, item: Frame | Oversized) -> Opened | CallRefused | None:
-        """Return what a frame of the client asks for; None when it asks for nothing.
+        """Return what a frame of the client requests; None when it requests nothing.
 
         Frames of unknown kinds, responses, and data for a stream that was opened before are ignored.
         """
@@ -95,9 +95,9 @@ class ServerConnection:
         return None
 
     def answer(self, stream: int, payload: bytes) -> bytes:
-        """Return the frame that ends a call well, or nothing when the call was answered before.
+        """Return the frame that ends a call successfully, or nothing when the call was answered before.
 
-        A payload that fits no frame becomes RESOURCE_EXHAUSTED.
+        A payload that is too large for a frame becomes RESOURCE_EXHAUSTED.
         """
         data = wire.Response(payload=payload).SerializeToString()
         if len(data) > MAX_DATA:
@@ -109,7 +109,7 @@ class ServerConnection:
         return failure(stream, code, message) if self._end(stream) else b""
 
     def release(self, stream: int) -> None:
-        """Forget a call whose handler has ended: only now does it make room for another."""
+        """Forget a call whose handler has ended, which makes room for another one."""
         self._held -= self._streams.pop(stream).size
 
     def drain(self) -> None:
@@ -152,9 +152,9 @@ class ServerConnection:
 
 
 class ClientConnection:
-    """The calling end. Gives out stream ids and matches answers with them, in whatever order they come.
+    """The client's end. Assigns stream ids and matches answers with them, in whatever order they arrive.
 
-    Calls that were given up are remembered until their answers have come; at most `max_given_up` may be without one.
+    Abandoned calls are remembered until their answers arrive; at most `max_given_up` may lack one.
     """
 
     __slots__ = ("_given_up", "_max_given_up", "_next", "_open")
@@ -170,8 +170,8 @@ class ClientConnection:
     ) -> tuple[int, bytes]:
         """Open a call and return its stream and its frame. `timeout_nano` of 0 sets no deadline.
 
-        Raises RpcError when the request fits no frame, ConnectionError when the connection's ids are used up, or the
-        server owes too many answers.
+        Raises RpcError when the request is too large for a frame, ConnectionError when the connection's ids are used
+        up, or the server owes too many answers.
         """
         data = wire.Request(
             service=service,
@@ -192,10 +192,10 @@ class ClientConnection:
         return stream, Frame(stream, Kind.REQUEST, 0, data).encode()
 
     def receive(self, item: Frame | Oversized) -> Answered | None:
-        """Return the answer that a frame of the server brings; None for that of a call that was given up.
+        """Return the answer that a frame of the server brings; None for that of an abandoned call.
 
         Frames of unknown kinds are ignored. An answer that is too large or cannot be decoded is an error of its call.
-        Raises ProtocolViolated for whatever else is not the one answer to a call.
+        Raises ProtocolViolated for anything else that is not the only answer to a call.
         """
         if item.kind == Kind.RESPONSE and item.flags in ENDING:
             if item.stream in self._open:
@@ -209,13 +209,13 @@ class ClientConnection:
         raise ProtocolViolated(f"{self._violation(item)}: {item}")
 
     def forget(self, stream: int) -> None:
-        """Give up on a call, unless it was answered: its answer will be ignored."""
+        """Abandon a call, unless it was answered: its answer will be ignored."""
         if stream in self._open:
             self._open.remove(stream)
             self._given_up.add(stream)
 
     def _violation(self, item: Frame | Oversized) -> str:
-        """Return what is wrong with a frame that is no answer."""
+        """Return what is wrong with a frame that is not an answer."""
         if item.kind not in KNOWN_KINDS:
             return "a frame is too large"
         if item.stream % 2 == 0 or item.stream >= self._next:
@@ -243,6 +243,6 @@ def _outcome(item: Frame | Oversized) -> bytes | RpcError:
         return response.payload
     try:
         code = Code(response.status.code)
-    except ValueError:  # a code of a later gRPC
+    except ValueError:  # a code of a later version of gRPC
         code = Code.UNKNOWN
     return RpcError(code, response.status.message)

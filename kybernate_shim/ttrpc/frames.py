@@ -26,7 +26,7 @@ KNOWN_KINDS = frozenset(Kind)
 
 
 class Flags(IntFlag):
-    """What a frame says about its stream. The frames of a unary call carry none."""
+    """What a frame says about its stream. Frames of a unary call have none."""
 
     REMOTE_CLOSED = 0x01
     REMOTE_OPEN = 0x02
@@ -80,7 +80,7 @@ class FrameReader:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame | Oversized]:
-        """Return what `data` completes, in order. An Oversized comes as soon as its header is known."""
+        """Return what `data` completes, in order. An Oversized is returned as soon as its header is known."""
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         self._buffer += memoryview(data)[skipped:]

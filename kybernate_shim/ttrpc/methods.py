@@ -1,4 +1,4 @@
-"""How a service is offered: a table from method names to the message that is expected and the handler that takes it."""
+"""How a service is offered: a table of methods by name, each with its request message and its handler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .peer import Credentials
 class Call:
     """What is known about a call in addition to its message. `deadline` is in the event loop's time.
 
-    `peer` is the process that connected, None for a call that came through no socket.
+    `peer` is the process that connected, None for a call that did not come through a socket.
     """
 
     service: str
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method. `handle` gets a message of type `request`; what it raises is the call's answer.
+    """One method. `handle` gets a message of type `request`; an exception that it raises is the call's answer.
 
     A handler runs to its end even when its caller has gone, since half an operation is of no use. Only `cancellable`
     ones, which merely wait, are cancelled with their connection.
@@ -46,7 +46,7 @@ Services = Mapping[str, Mapping[str, Method]]
 def find(services: Services, request: wire.Request) -> tuple[Method, Message]:
     """Return the method that a request names, and its decoded message.
 
-    Raises RpcError: UNIMPLEMENTED for a name that is not in the table, INTERNAL for a payload of another shape.
+    Raises RpcError: UNIMPLEMENTED for a name that is not in the table, INTERNAL for a payload of another form.
     """
     methods = services.get(request.service)
     if methods is None:
@@ -63,7 +63,7 @@ def find(services: Services, request: wire.Request) -> tuple[Method, Message]:
 
 
 def describe(request: wire.Request, now: float, peer: Credentials | None = None) -> Call:
-    """Return the Call of a request received at `now`. Of metadata that comes twice, the first value counts."""
+    """Return the Call of a request received at `now`. Where metadata has a key twice, the first value counts."""
     metadata: dict[str, str] = {}
     for pair in request.metadata:
         metadata.setdefault(pair.key, pair.value)

@@ -1,8 +1,8 @@
-"""What waits for a peer to read it, of either end of a connection.
+"""The queue of bytes that a peer has not read yet, for either end of a connection.
 
 asyncio's transport keeps each piece that it cannot send and adds up the sizes of all of them at every further one, so
-that a peer that reads slowly would cost a time that grows with the square of what it leaves unread. The pieces are
-joined here instead, and the transport never has more than one of them.
+that the cost of a slow peer would grow with the square of its unread bytes. The pieces are joined here instead, and the
+transport never has more than one of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Outgoing:
         self._transport = transport
         self._waiting = bytearray()
         self._full = False
-        transport.set_write_buffer_limits(high=0)  # `pause` comes with the first byte that could not be sent
+        transport.set_write_buffer_limits(high=0)  # so `pause` is called at the first byte that cannot be sent
 
     def write(self, frame: bytes) -> None:
-        """Send a frame, now or when the peer has read what comes before it."""
+        """Send a frame, now or when the peer has read the earlier ones."""
         if self._transport.is_closing():
             return
         if self._full:
@@ -35,7 +35,7 @@ class Outgoing:
             self._transport.abort()
 
     def pause(self) -> None:
-        """Keep what comes: the transport has taken a piece that it could not send."""
+        """Keep further frames: the transport has taken a piece that it could not send."""
         self._full = True
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""The server: one task per call, answers in the order in which they come, on any number of connections."""
+"""The server: one task per call, answers in the order of completion, on any number of connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OnError = Callable[[Call, Exception], None]
 class Server:
     """Serves `services`, a table of method tables by service name, on one listening UNIX socket.
 
-    What a call can rely on:
+    Guarantees for a call:
     - It is answered once, whatever its handler does: with its reply, with the RpcError it raised, or with UNKNOWN and
       the text of any other exception, which `on_error` gets as well.
     - When its deadline passes, DEADLINE_EXCEEDED is answered immediately, and the handler's own answer will be dropped.
@@ -58,16 +58,16 @@ class Server:
 
     @property
     def running(self) -> int:
-        """Return the number of handlers that have not ended, those whose callers have gone included."""
+        """Return the number of handlers that have not ended, including those whose callers have gone."""
         return len(self._tasks)
 
     async def start(self, listener: socket.socket) -> None:
         """Take over `listener`, which is bound and listens; clients that have connected to it before are served.
 
-        The file of the socket stays the caller's: it is never removed here.
+        The socket's file belongs to the caller: it is never removed here.
         """
         loop = asyncio.get_running_loop()
-        backlog = socket.SOMAXCONN  # asyncio listens again, and would shrink the queue to 100
+        backlog = socket.SOMAXCONN  # asyncio calls listen again, and would reduce the queue to 100
         if sys.version_info >= (3, 13):
             self._listening = await loop.create_unix_server(
                 lambda: _Connection(self), sock=listener, backlog=backlog, cleanup_socket=False
@@ -86,7 +86,7 @@ class Server:
 
         New calls are refused and cancellable ones cancelled immediately. Handlers that outlive the grace period are
         cancelled too.
-        May be called by a handler, which is not waited for then, and whose caller sees the connection end.
+        It may be called by a handler. It does not wait for that one, whose caller sees the connection end.
         """
         await self.stop_accepting()
         self._closed = True
@@ -228,7 +228,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _begun(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Return a task that does `work`; what of it needs not wait is done already, where Python can: 3.12 and newer."""
+    """Return a task that does `work`; the part up to the first wait is already done with Python 3.12 and newer."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, name=name, eager_start=True)
     return loop.create_task(work, name=name)

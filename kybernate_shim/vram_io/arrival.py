@@ -2,7 +2,7 @@
 and those that read them.
 
 The record is a file next to the image's, which all of them map. Its writer holds its lock (flock) as long as it lives,
-so readers find out about a writer that was killed. Only root can open the directory.
+so readers notice a writer that was killed. Only root can open the directory.
 
     offset  bytes  content (numbers: unsigned, in the machine's order: a record never leaves its node)
     0       8      "KYBARRV1"
@@ -59,10 +59,10 @@ LOOK: Final = 0.5  # seconds between two looks whether the writer lives
 
 @dataclass(frozen=True)
 class Description:
-    """What arrives. `sources` name where from; `patience` is for how many seconds nothing may arrive.
+    """What arrives. `sources` name its origins; `patience` is the number of seconds for which nothing may arrive.
 
     `files` are the sizes of the files with VRAM, by their names on the disk. Where it is `transient`, the memory of
-    what was read is given back, so that the image and its copy never need room twice: then it is for one restore.
+    what was read is freed, so that the image and its copy never need room twice: then it is for one restore.
     """
 
     files: Mapping[str, int]
@@ -134,12 +134,12 @@ class ArrivalWriter(_Record):
     def __init__(self, descriptor: int, digests: Mapping[str, str]) -> None:
         super().__init__(descriptor)
         self._digests = digests
-        self._descriptor = descriptor  # its lock says that we live
+        self._descriptor = descriptor  # its lock shows that the writer lives
         self._lock = threading.Lock()
-        self._missing: dict[tuple[str, int], int] = {}  # bytes, of blocks of which others are there
+        self._missing: dict[tuple[str, int], int] = {}  # missing bytes of blocks that are partly there
 
     def wrote(self, file: str, offset: int, size: int, content: memoryview | None = None) -> None:
-        """Say that bytes of a file are there; those of a file without VRAM are of no interest. Each byte once.
+        """Note that bytes of a file are there, each byte once; those of a file without VRAM are ignored.
 
         `content` are these bytes, where they are still in memory.
         """
@@ -170,22 +170,22 @@ class ArrivalWriter(_Record):
         return DIGESTED[kind]
 
     def comes_from(self, number: int) -> None:
-        """Say which of the sources continues. The patience of readers begins again."""
+        """Note which of the sources continues. The patience of readers begins again."""
         self._set(SOURCE, number)
 
     def complete(self) -> None:
-        """Say that all is there."""
+        """Note that all is there."""
         self._set(STATE, COMPLETE)
 
     def fail(self, reason: str) -> None:
-        """Say that no more comes, and why; the first reason counts."""
+        """Note that no more will arrive, and why; the first reason counts."""
         if self.state == ARRIVING:
             text = reason.encode(errors="replace")[:REASON_BYTES]
             self._map[REASON : REASON + len(text)] = text
             self._set(STATE, FAILED)
 
     def close(self) -> None:
-        """Close the record. Readers take a writer that has not said its end for dead."""
+        """Close the record. Readers regard a writer as dead that has not noted its end."""
         super().close()
         os.close(self._descriptor)
 
@@ -332,7 +332,7 @@ class ArrivingFile(files.RegionFile):
 
 @contextmanager
 def reading(path: Path, how: CopyOptions) -> Iterator[files.RegionFile]:
-    """Do as files.reading; where the image is arriving, what was not there yet is waited for. Raises VramError."""
+    """Do as files.reading; where the image is arriving, a reader waits for what is not there yet. Raises VramError."""
     arrival = how.arrival
     if how.key:
         with sealed.reading(path, how.key) as file:

@@ -29,13 +29,13 @@ class Buffer:
         return data_runs(self.address, size)
 
     def close(self) -> None:
-        """Release the memory; it is unmapped with its last view, which an error on its way up may still hold."""
+        """Release the memory; it is unmapped with its last view, which an error that is being raised may still hold."""
         del self._anchor, self.view, self._map
 
 
 def data_runs(address: int, size: int) -> list[tuple[int, int]]:
     """Return what is not zero of `size` bytes of our own memory: as Buffer.data_runs does."""
-    # Held by name: of threads that come first at the same time, all but one have a block that no other name keeps.
+    # Held by a name: of threads that come first at the same time, all but one have a block that nothing else refers to.
     compare, zeros = _memcmp(), _zeros()
     runs: list[tuple[int, int]] = []
     for offset in range(0, size, BLOCK_BYTES):

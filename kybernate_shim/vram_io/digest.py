@@ -1,9 +1,9 @@
 """Digests of saved regions: a tree of two levels, so that threads can work on the pieces in any order.
 
 A digest is a text, `<kind>:<bytes of a piece>:<hex>`. With the kind `xxh3-128-tree` it is the XXH3-128 of the XXH3-128s
-of the pieces, followed by the size of the whole as eight bytes, little-endian; with `blake3-tree` the same of BLAKE3s.
-It depends on the content only, not on where the holes are. The first is faster than memory and finds damage. The second
-finds forgery, too, and is for images that leave the node.
+of the pieces, followed by the size of the whole as eight bytes, little-endian; with `blake3-tree` it is the same with
+BLAKE3. It depends on the content only, not on where the holes are. The first is faster than memory and finds damage.
+The second finds forgery, too, and is for images that leave the node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kybernate_shim.vram_io.errors import VramError
 KIND = "xxh3-128-tree"
 STRONG = "blake3-tree"
 LEAF_BYTES = {KIND: 16, STRONG: 32}
-MOST_PIECE_BYTES = 1 << 30  # a buffer of that size is allocated on the word of a manifest
+MOST_PIECE_BYTES = 1 << 30  # a buffer of that size is allocated because a manifest says so
 
 
 class Tree:
@@ -71,7 +71,8 @@ def tree_like(digest: str, size: int) -> Tree:
 def is_of_tree(digest: str) -> bool:
     """Return whether a digest has the form of this module.
 
-    `blake3-tree:<hex>`, without the bytes of a piece, is of a long file that has no VRAM; see checkpoint/image/digests.
+    `blake3-tree:<hex>`, without the bytes of a piece, is that of a long file without VRAM; see
+    checkpoint/image/digests.
     """
     kind = digest.partition(":")[0]
     return kind in LEAF_BYTES and (kind == KIND or digest.count(":") > 1)

@@ -16,7 +16,7 @@ class DataPathRefused(VramError):
 
 
 class RegionChanged(VramError):
-    """A region is not, or not wholly, what it was: unmapped, shrunk, remapped, or no private memory any more."""
+    """A region is not, or not entirely, what it was: unmapped, shrunk, remapped, or no private memory any more."""
 
 
 class FileFailed(VramError):
@@ -28,4 +28,4 @@ class NotTakenAway(VramError):
 
 
 class NotInArena(VramError):
-    """The node's arena has room for bytes of a process that were never copied there; nothing may be read from it."""
+    """The node's arena has room for bytes of a process that were never copied there; that room must not be read."""

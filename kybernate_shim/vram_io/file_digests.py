@@ -1,4 +1,4 @@
-"""The digest of a whole file of saved regions, without a restore. Of all that digests, only this needs threads."""
+"""The digest of a whole file of saved regions, without a restore. Of all digests, only this one needs threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Files of saved regions: sparse, read and written by many threads in parallel, by direct I/O where that is faster.
 
-Direct I/O is for block devices: several threads with a piece each are the queue that an NVMe needs, and the bytes do
-not push anything else out of memory. Pieces, blocks and buffers are multiples of a page, as it demands.
+Direct I/O is for block devices: several threads with a piece each keep the queue of an NVMe drive filled, and the bytes
+evict nothing else from memory. Pieces, blocks and buffers are multiples of a page, as it demands.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RegionFile:
         return self._fd
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset`; a file that ends before is damaged."""
+        """Fill `into` from `offset`; a file that ends earlier is damaged."""
         done = 0
         while done < len(into):
             count = self._retried(os.preadv, into[done:], offset + done)
@@ -63,7 +63,7 @@ class RegionFile:
             punch(self._fd, offset, size)
 
     def spend(self, offset: int, size: int) -> None:
-        """Say that a range is not needed any more; only what is kept for one reader gives it back."""
+        """Note that a range is not needed any more; only a file that is kept for one reader frees it."""
 
     def leaf(self, offset: int, size: int, kind: str) -> bytes | None:
         """Return the digest of a range, where that was found when it was written; see digest.py for `kind`."""
@@ -77,7 +77,7 @@ class RegionFile:
             return error.errno != errno.ENXIO  # ENXIO: a hole up to the end
 
     def _retried(self, call: object, data: memoryview, offset: int) -> int:
-        """Call preadv or pwritev; once more without direct I/O where the filesystem refuses it only now."""
+        """Call preadv or pwritev, and again without direct I/O where the filesystem refuses that only now."""
         assert callable(call)
         while True:
             try:
@@ -98,8 +98,8 @@ class RegionFile:
 class MappedFile(RegionFile):
     """A file in memory, written through a mapping of it.
 
-    pwrite(2) admits one thread after the other to a file; all threads can make pages concurrently. They are made before
-    they are written to, which reveals a full filesystem; a write would end us by SIGBUS.
+    pwrite(2) admits one thread at a time to a file; in a mapping, all threads can make pages concurrently. They are
+    made before they are written to, which detects a full filesystem; a write would end this process by SIGBUS.
     """
 
     def __init__(self, path: Path, fd: int, *, filled: bool = False) -> None:
@@ -110,7 +110,7 @@ class MappedFile(RegionFile):
 
     @property
     def view(self) -> memoryview:
-        """The file itself, for a system call that fills it: that finds no room by an error, and not by SIGBUS."""
+        """The file itself, for a system call that fills it: without room, that fails by an error and not by SIGBUS."""
         return memoryview(self._map)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -136,7 +136,7 @@ class RoomyFile:
     """
 
     def __init__(self, path: Path, *, filled: bool = False) -> None:
-        """`filled` says that it is there, with all of its pages; else a file that is there is an error."""
+        """`filled` says that it exists, with all of its pages; otherwise an existing file is an error."""
         self.path = path
         self._fd = _open(path, _flags(filled))
         self._map: mmap.mmap | None = None
@@ -152,7 +152,7 @@ class RoomyFile:
     def make_room(self, size: int, threads: int, cpus: set[int]) -> None:
         """Make it `size` bytes long, a multiple of the page, all of them in memory; after a failure it is empty.
 
-        What it lacks is made near `cpus`, on which the threads run.
+        Missing pages are made near `cpus`, on which the threads run.
         """
         try:
             space, there = os.fstatvfs(self._fd), os.fstat(self._fd).st_size
@@ -170,7 +170,7 @@ class RoomyFile:
             raise FileFailed(f"{self.path} cannot be extended to {size} bytes: {error.strerror}") from error
 
     def punch(self, offset: int, size: int) -> None:
-        """Give the memory of a range back, which reads as zeros then."""
+        """Free the memory of a range, which reads as zeros then."""
         punch(self._fd, offset, size)
 
     def only_open_here(self) -> bool:
@@ -178,11 +178,11 @@ class RoomyFile:
         return only_open_here(self._fd)
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Do as RegionFile.read: unlike by `view`, a file that another process makes shorter is an error."""
+        """Do as RegionFile.read: unlike with `view`, a file that another process has truncated is an error."""
         RegionFile(self.path, self._fd).read(offset, into)
 
     def empty(self) -> None:
-        """Give all of its memory back, also where other processes have it open."""
+        """Free all of its memory, even where other processes have it open."""
         self._map = None
         os.ftruncate(self._fd, 0)
 
@@ -211,9 +211,9 @@ def lies_in_memory(directory: Path) -> bool:
 def writing(
     path: Path, size: int, direct: bool | None = None, threads: int = 1, *, filled: bool = False
 ) -> Iterator[RegionFile]:
-    """Create a file of `size` bytes, all of it one hole, readable by root only; a file that is there is an error.
+    """Create a file of `size` bytes, which is one hole, readable only by root; an existing file is an error.
 
-    With `filled`, it has to be there, all of it zeros and no holes. `threads` will write to it at the same time.
+    With `filled`, it has to exist, all zeros and without holes. `threads` will write to it at the same time.
     """
     fd = _open(path, _flags(filled))
     try:
@@ -249,7 +249,7 @@ def reading(path: Path, direct: bool | None = None) -> Iterator[RegionFile]:
 
 
 def is_in_memory(path: Path) -> bool:
-    """Return whether a file's data is in memory for the greater part, so that reading it needs no disk."""
+    """Return whether most of a file's data is in memory, so that reading it needs no disk."""
     fd = _open(path, os.O_RDONLY)
     try:
         return _mostly_cached(fd)
@@ -258,7 +258,7 @@ def is_in_memory(path: Path) -> bool:
 
 
 def is_mappable(path: Path) -> bool:
-    """Return whether a mapping does for a copy: no data has to come from further away than a disk of this machine."""
+    """Return whether a mapping can replace a copy: all data is in memory or on a disk of this machine."""
     fd = _open(path, os.O_RDONLY)
     try:
         return _on_tmpfs(fd) or _on_block_device(fd) or _cached_share(fd) >= 1
@@ -285,7 +285,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _on_block_device(fd: int) -> bool:
-    """Filesystems without one of their own (tmpfs, overlay, NFS, btrfs) have device numbers with major 0."""
+    """Filesystems without a block device (tmpfs, overlay, NFS, btrfs) have device numbers with major 0."""
     return os.major(os.fstat(fd).st_dev) != 0
 
 

@@ -11,11 +11,11 @@ MOST_PIECES: Final = 1 << 18  # of a file: 512 GiB, if each has 2 MiB
 
 @dataclass(frozen=True)
 class SavedMemory:
-    """A file with VRAM bytes, and the memory of a process that they belong into.
+    """A file with VRAM bytes, and the memory of a process to which they belong.
 
-    Addresses and sizes in bytes. The file is as long as the memory; what is zero may be a hole in the file, and
-    `data_bytes` is the rest. `digest` has the form of vram_io.digest: it is computed while the bytes are moved, and
-    compared while they are moved back.
+    Addresses and sizes in bytes. The file is as long as the memory; zeros may be holes in the file, and `data_bytes` is
+    the rest. `digest` has the form of vram_io.digest: it is computed while the bytes are moved, and compared while they
+    are moved back.
     """
 
     file: str
@@ -48,7 +48,7 @@ class ArenaBlock:
 
 @dataclass(frozen=True)
 class ArenaHole:
-    """Bytes of an arena's file that are zeros, and need no room in the arena where they are restored."""
+    """Bytes of an arena's file that are zeros, and need no room in the arena at a restore."""
 
     offset: int
     size: int

@@ -1,7 +1,7 @@
-"""Memory that waits for images: files on their tmpfs, all of whose pages are there, so that no checkpoint makes them.
+"""Memory prepared for images: files on their tmpfs with all of their pages, so that no checkpoint has to make them.
 
-An image takes such a file as its own, whether it needs more or less; what it leaves as zeros becomes holes. None ever
-comes back, for a container's process may have held it: `image_pool_filling` makes new ones instead.
+An image takes such a file as its own, whether it needs more or less; what it leaves as zeros becomes holes. No file is
+ever returned to the pool, since a container's process may have held it: `image_pool_filling` makes new ones instead.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ READY = ".ready"
 
 
 def take(pool: Path | None, path: Path, wanted: int) -> bool:
-    """Make a file of the pool the new file `path`, if that spares work for one of `wanted` bytes; return whether.
+    """Use a file of the pool as the new file `path`, if that saves work for one of `wanted` bytes; return whether.
 
-    It may be smaller or larger. Where the filesystem has no room for a new file, the pool makes way for it.
+    It may be smaller or larger. Where the filesystem has no room for a new file, files of the pool are removed.
     """
     if pool is None or not wanted or path.exists() or not _serves(pool, path.parent):
         return False
@@ -48,7 +48,7 @@ def ready(pool: Path) -> list[int]:
 
 
 def drop(pool: Path, surplus: Counter[int]) -> int:
-    """Give so many files of each size back, with their memory; return how many bytes that were."""
+    """Remove so many files of each size, and free their memory; return how many bytes that were."""
     given = 0
     for size, file in _ready(pool):
         if surplus[size] > 0:

@@ -20,8 +20,8 @@ from kybernate_shim.vram_io import files, image_pool
 from kybernate_shim.vram_io.errors import FileFailed, VramError
 
 UNFINISHED = ".unfinished"
-KEPT_FREE = 1 / 16  # of the machine's memory: a pool must not be what the kernel ends programs for
-THREADS = 2  # of a filling that no job waits for
+KEPT_FREE = 1 / 16  # of the machine's memory: a pool must not make the kernel kill programs for memory
+THREADS = 2  # for a filling, which no job waits for
 NICE = 19
 
 
@@ -84,7 +84,7 @@ def _require_memory(size: int) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fill a pool, and return 1 with a word on stderr where that was not possible."""
+    """Fill a pool, and return 1, with a message on stderr, where that was not possible."""
     directory, *sizes = argv
     os.nice(NICE)
     try:

@@ -21,8 +21,8 @@ SHARED = "rw-s"
 class SavedRegion(SavedMemory):
     """A region of a process in a file of the image, or a part of one.
 
-    Of a part, `offset` says where it begins in the region's file, and `digest` is the part's. `copied` says that the
-    driver wrote into another file, which a process still had open.
+    For a part, `offset` says where it begins in the region's file, and `digest` is that of the part. `copied` says that
+    the driver wrote into another file, which a process still had open.
     """
 
     offset: int | None = None
@@ -65,7 +65,7 @@ def is_mapped(pids: Iterable[int], file: os.stat_result) -> bool:
 def give_up(pids: Iterable[int], directory: Path) -> None:
     """Remove the files of `directory`, with their memory unless one of the processes has that mapped.
 
-    Another process may have kept a descriptor, which keeps the file.
+    Another process may still have a descriptor, which keeps the file alive.
     """
     for file, status in _looked_at(directory):
         if stat.S_ISREG(status.st_mode) and not is_mapped(pids, status):

@@ -1,8 +1,8 @@
 """Files that cannot be read without a key, which is in memory alone: AES-256 in counter mode, by their offset.
 
 A file has the size of what is in it, and holes where that is zero, in blocks of BLOCK_BYTES at multiples of it: those
-are the units of reading and writing. That it is what was written is for its digest to say, which is one of the plain
-bytes. A key is for one file that is written once: it is derived from the directory's and the file's name.
+are the units of reading and writing. Its integrity is proved by its digest, which is that of the plain bytes. A key is
+for one file that is written once: it is derived from the directory's and the file's name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 KEY_BYTES: Final = 32
 AES_BLOCK: Final = 16
-SLACK: Final = AES_BLOCK - 1  # that the library wants of room for what it writes
+SLACK: Final = AES_BLOCK - 1  # additional room that the library needs for its output
 
 
 class SealedFile(RegionFile):
-    """An open file whose bytes are encrypted on their way to it. Any thread may call it, each has its own buffer."""
+    """An open file whose bytes are encrypted as they are written. Any thread may call it, each has its own buffer."""
 
     def __init__(self, path: Path, fd: int, key: bytes) -> None:
         super().__init__(path, fd)
@@ -41,7 +41,7 @@ class SealedFile(RegionFile):
         super().write(offset, room[: len(data)])
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into`. A block that is all zeros is a hole: none is, encrypted."""
+        """Fill `into`. A hole stands for zeros: an encrypted block never is one."""
         super().read(offset, into)
         room = self._room(len(into))
         for start, size in data_runs(ctypes.addressof(ctypes.c_char.from_buffer(into)), len(into)):
@@ -55,7 +55,7 @@ class SealedFile(RegionFile):
         return Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
 
     def _room(self, size: int) -> memoryview:
-        """Return this thread's buffer, which direct I/O can have: it begins with a page."""
+        """Return this thread's buffer, which suits direct I/O: it begins at a page."""
         buffer: Buffer | None = getattr(self._own, "buffer", None)
         if buffer is None or len(buffer.view) < size + SLACK:
             buffer = self._own.buffer = Buffer(size + SLACK)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kybernate_shim.vram_io.arrival import Arrival
 
 T = TypeVar("T")
-MOST_THREADS = 16  # by default, where there are cores: into a process's memory, 8 made 20-23 GB/s and 16 made 31 (H200)
+MOST_THREADS = 16  # by default, given enough cores: into a process's memory, 8 made 20-23 GB/s and 16 made 31 (H200)
 
 
 def _default_threads() -> int:
@@ -28,15 +28,15 @@ def _default_threads() -> int:
 class CopyOptions:
     """How to move bytes.
 
-    Memory needed: `piece_bytes` a thread. `direct` asks for direct I/O (None: where the files lie on a block device
-    and are not in memory anyway). `on_progress` gets the bytes done so far, holes included, from changing threads but
-    one call at a time, never a smaller number; it must be quick. Setting `cancel` ends the transfer within a piece.
-    New files in memory come from `pool`, as far as it has any. `digest` is the kind of digest of new files.
-    With an `arrival`, what is read is waited for; with a `key`, files are encrypted (see `sealed`).
+    Memory needed: `piece_bytes` a thread. `direct` asks for direct I/O (None: where the files lie on a block device and
+    are not in memory anyway). `on_progress` gets the bytes done so far, holes included, from different threads but one
+    call at a time, and never decreasing; it must be quick. Setting `cancel` ends the transfer within a piece. New files
+    in memory come from `pool`, as far as it has any. `digest` is the kind of digest of new files.
+    With an `arrival`, a read waits for what it needs; with a `key`, files are encrypted (see `sealed`).
     """
 
     threads: int = field(default_factory=_default_threads)
-    piece_bytes: int = 2 << 20  # stays in a core's own cache: 0.65 s of CPU time for a GiB, 0.85 with 16 MiB
+    piece_bytes: int = 2 << 20  # fits into a core's own cache: 0.65 s of CPU time for a GiB, 0.85 with 16 MiB
     direct: bool | None = None
     on_progress: Callable[[int], None] | None = None
     cancel: threading.Event = field(default_factory=threading.Event)

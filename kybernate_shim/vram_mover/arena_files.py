@@ -1,9 +1,9 @@
 """The arena's part of a checkpoint image: a file for each process, with the bytes of all its blocks in order.
 
 For the process that moves VRAM bytes, in parallel with CRIU: `hold` before and `save` during CRIU's dump, `claim`
-before and `load` during its restore. What is parked takes the same way, without CRIU.
-CRIU may end the process that the bytes are of, and the process that they are for does not exist yet. So meanwhile they
-belong to the process that moves them, and are free again should that process end.
+before and `load` during its restore. Parking works in the same way, without CRIU.
+CRIU may end the process that owned the bytes, and the process that will own them does not exist yet. So in between they
+belong to the process that moves them, and are freed if that process ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def file_name(pid: int) -> str:
 
 
 def hold(memory: Memory, pids: Iterable[int]) -> dict[int, list[Kept]]:
-    """Return what the arena has of processes that live, and keep it there, whatever becomes of them, until `let_go`.
+    """Return what the arena has of living processes, and keep it there until `let_go`, even if they end.
 
     Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena where a part of one was never
     copied.
@@ -110,7 +110,7 @@ def claim(memory: Memory, saved: Sequence[ArenaFile], near: int = NO_NODE) -> li
 
 
 def _require_blocks(one: ArenaFile) -> None:
-    """Raise VramError unless the sizes and the number of the blocks are such as a process can have."""
+    """Raise VramError unless a process can have blocks of these sizes and this number."""
     indices, sizes = {block.index for block in one.blocks}, [block.size for block in one.blocks]
     if sum(sizes) != one.size or any(size % PIECE or not 0 < size <= MOST_BYTES for size in sizes):
         raise VramError(f"{one.file} does not consist of blocks")
@@ -123,7 +123,8 @@ def load(
 ) -> None:
     """Copy files of an image to where `claim` has found room for them, and compare the digests.
 
-    To whom the bytes are handed over meanwhile must not run before all have been compared. Raises a VramError;
+    The processes to which the bytes are handed over meanwhile must not run before all have been compared. Raises a
+    VramError;
     then the room is free.
     """
     ours, base = ArenaOwner.of(os.getpid()), 0
@@ -140,9 +141,9 @@ def load(
 
 
 class _Front:
-    """How many bytes of a file are there from its start on, while threads fill pieces of it in any order.
+    """Tracks how many bytes of a file are there from its start on, while threads fill pieces of it in any order.
 
-    `tell` is called with that, each time that it is FRONT_BYTES more, and when it is all.
+    `tell` is called with that number after each FRONT_BYTES more, and at the end.
     """
 
     def __init__(self, size: int, tell: Callable[[int], None]) -> None:
@@ -177,7 +178,7 @@ def _load(
             raise VramError(f"{file.path} has {file.size} bytes, its blocks {one.size}")
 
         def leaf(offset: int, data: memoryview) -> None:
-            # Zeros are written, too, but for the holes: what the arena has there may be another process's.
+            # Zeros are written, too, except for holes: the arena may have bytes of another process there.
             (start, _), *more = places = list(layout.parts(offset, data))
             if start != HOLE and not more and not how.key:  # as for most: then no byte is copied twice
                 data, places = arena.view[start : start + len(data)], []
@@ -202,7 +203,7 @@ def _load(
 
 
 def _seen(one: ArenaFile) -> Iterator[PieceHashes]:
-    """Say of each block which pieces are not in a hole, as a GPU would; of hashes nothing is known."""
+    """Return for each block which pieces are not in a hole, as a look by a GPU would; there are no hashes."""
     bits = bytearray(b"\1") * (one.size // PIECE)
     for hole in one.holes:
         offset, size = hole.offset, hole.size
@@ -217,7 +218,7 @@ def _seen(one: ArenaFile) -> Iterator[PieceHashes]:
 
 
 def hand_over(memory: Memory, shares: Mapping[int, Sequence[Kept]]) -> None:
-    """Give what `load` fills, in the order of `shares`, to the processes, by their pids, that wait for it.
+    """Give what `load` fills, in the order of `shares`, to the processes with these pids, which wait for it.
 
     Raises FileNotFoundError and ProcessLookupError for one that is gone, and NotInArena for what `load` has given up.
     """

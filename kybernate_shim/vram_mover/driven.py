@@ -1,18 +1,18 @@
 """A file of the image that the driver writes itself, in place of memory of the process that we would have to copy.
 
 The driver's copy of the VRAM is one large mapping, which one of its threads makes and fills (measured on driver 580).
-That mapping is caught while it is made, and made of the file. The file's pages are made by threads of ours meanwhile,
-which takes half the time that the driver's one thread needs. Afterwards the file is digested, and the process gets
-empty memory in its place, as a dump and a restore expect it.
+That mapping is intercepted, and made of the file instead. The file's pages are made by threads of ours meanwhile, which
+takes half the time of the driver's single thread. Afterwards the file is digested, and the process gets empty memory in
+its place, as a dump and a restore expect it.
 
 Only a process's memory map shows whether it has the file: the worker that changed the map may have been killed.
 
-The process is a tenant's, and which of its threads are the driver's is its own word. So the size of the mapping is
-bounded by what the driver holds on its GPUs; and the file is the image's only when no process has it any more: a
-private mount, through which the process got it, becomes read-only, which the kernel refuses while anything is open for
-writing there, and a lease shows what else is open. Otherwise the bytes are copied into another file, and this one is
-emptied. Not found out is memory that was pinned for a device while it was mapped (io_uring, RDMA): what is written
-there later fails the digest, which covers the process's own bytes alone.
+The process is a tenant's, and itself claims which of its threads are the driver's. So the size of the mapping is
+bounded by what the driver holds on its GPUs; and the file becomes part of the image only when no process has it any
+more: a private mount, through which the process got it, becomes read-only, which the kernel refuses while anything is
+open for writing there, and a lease shows what else is open. Otherwise the bytes are copied into another file, and this
+one is emptied. Memory that was pinned for a device while it was mapped (io_uring, RDMA) is not detected: a later write
+there makes the digest fail, which covers only the process's own bytes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from kybernate_shim.vram_mover import target
 from kybernate_shim.vram_mover.regions import SMALLEST_BYTES
 from kybernate_shim.vram_mover.save import store
 
-COPY = "-copy"  # in the name of a file that is given up with the others if the copy is not completed
+COPY = "-copy"  # in the name of a file that is removed with the others if the copy is not completed
 
 
 @dataclass
 class Driven:
-    """The driver's file of one process: offered by a catch that runs, until `settle` finds the `region` made of it."""
+    """The driver's file of one process: offered while the interception runs, until `settle` finds its `region`."""
 
     pid: int
     file: files.RoomyFile
@@ -108,7 +108,7 @@ class _Offer:
         return {FLAGS: shared, DESCRIPTOR: self.theirs, OFFSET: 0}
 
     def made(self, start: int, call: Call) -> None:
-        """Nothing is left to do: the pages are there."""
+        """Do nothing: the pages are there."""
 
 
 def offer(
@@ -148,7 +148,7 @@ def _lend(held: SeizedProcess, mount: FileMount) -> int:
 
 
 def settle(driven: Driven, held: SeizedProcess) -> None:
-    """End the catch while the process still stands, and remove a file that the driver has not taken."""
+    """End the interception while the process is still stopped, and remove a file that the driver has not taken."""
     driven.catch.end()
     _close(held, driven.theirs)
     file = driven.file
@@ -160,7 +160,7 @@ def settle(driven: Driven, held: SeizedProcess) -> None:
         return
     driven.mount.close()
     if not is_mapped([driven.pid], os.fstat(file.fileno())):
-        file.empty()  # a descriptor that was kept would keep the memory
+        file.empty()  # a remaining descriptor would keep the memory
     file.remove()
 
 
@@ -218,7 +218,7 @@ def _digested(region: SavedRegion, file: files.RoomyFile, how: CopyOptions) -> S
 
 
 def _copied(region: SavedRegion, file: files.RoomyFile, how: CopyOptions) -> SavedRegion:
-    """Put a copy in the place of a file that a process still has, and give the memory of that back."""
+    """Replace a file that a process still has by a copy, and free the memory of the original."""
     tree = Tree(region.size, how.piece_bytes, how.digest)
     data: list[int] = []
     path = file.path.with_stem(file.path.stem + COPY)
@@ -263,7 +263,7 @@ def made_private(pid: int, region: SavedRegion, directory: Path) -> SavedRegion:
 
 
 def close_files(pid: int, directory: Path) -> None:
-    """Close what a worker that was killed has left open in a process of the files of `directory`."""
+    """Close the files of `directory` that a killed worker has left open in a process."""
     left = open_files(pid, directory)
     if not left:
         return

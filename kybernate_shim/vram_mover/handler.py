@@ -69,7 +69,7 @@ OPEN_FILES = 64  # each part of a region opens its file
 
 
 class MoverJobHandler:
-    """What one job leaves for the next: threads that are held, memory that was found, room that was claimed."""
+    """The state that one job leaves for the next: threads that are held, memory that was found, claimed room."""
 
     def __init__(self) -> None:
         self._call: JobCall  # of the job that is done now
@@ -192,7 +192,7 @@ class MoverJobHandler:
         return Compared(sizes, taken, self._uncovered)
 
     def _cover(self, held: SeizedProcess, before: list[Span]) -> None:
-        """Cover what the driver has taken away by the time that the threads resume."""
+        """Cover what the driver has taken away before the threads resume."""
         try:
             cover(held, before)
         except (InjectionFailed, OSError) as error:
@@ -252,7 +252,7 @@ class MoverJobHandler:
             proof.require()
 
     def put_back(self, job: PutBack) -> None:
-        """Raise what fails for one process after the others have theirs; NotTakenAway only if nothing is missing."""
+        """Raise a failure after the other processes have their bytes; NotTakenAway only if nothing is missing."""
         failures: list[VramError] = []
         image, how = job.files.directory, self._how(job.files)
         for pid, announced in job.regions.items():
@@ -261,7 +261,7 @@ class MoverJobHandler:
                 for first in range(0, len(saved), OPEN_FILES):
                     put_back(pid, saved[first : first + OPEN_FILES], image, how)
             except TargetGone:
-                continue  # who has ended needs no bytes
+                continue  # a process that has ended needs no bytes
             except VramError as error:
                 failures.append(error)
         if failures:
@@ -285,7 +285,7 @@ class MoverJobHandler:
         return found
 
     def claim_arena(self, job: ClaimArena) -> None:
-        """Pids are the container's here, for there are no others yet."""
+        """Pids are those in the container here, since there are no others yet."""
         self._claimed = job.files
         shares = in_arena.claim(Memory(job.arena, share=job.share), job.files, job.near)
         self._shares = {file.pid: share for file, share in zip(job.files, shares, strict=True)}
@@ -334,7 +334,7 @@ class MoverJobHandler:
         return replace(how, pool=files.pool, digest=files.digest, arrival=arrival, key=files.key)
 
     def _await(self, saved: Sequence[SavedRegion], how: CopyOptions) -> None:
-        """Wait until files are there that are to be mapped: the process would find zeros in place of what is not."""
+        """Wait until files that are to be mapped are there: the process would find zeros in place of missing bytes."""
         if how.arrival is not None:
             for region in saved:
                 how.arrival.wait_whole(region.file, how.cancel.is_set)

@@ -68,7 +68,7 @@ def load(
 
 
 def mappable(saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]:
-    """Return the regions whose files can be mapped, and are full: reading a hole through a mapping would fill it."""
+    """Return the regions with mappable files without holes: reading a hole through a mapping would fill it."""
     full = [region for region in saved if region.data_bytes >= FULL_SHARE * region.size]
     return [region for region in full if files.is_mappable(directory / region.file)]
 
@@ -76,10 +76,11 @@ def mappable(saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]
 def map_in(pid: int, saved: Sequence[SavedRegion], directory: Path) -> list[SavedRegion]:
     """Map files in place of their regions, copy-on-write; return those for which that was possible.
 
-    Nothing is copied, and the process needs no private memory for what it only reads, as the driver does. What is on a
-    disk yet is read by the `Proof` in parallel, and the driver follows close behind: it waits where it is faster. The
-    regions that are not `mappable` are left to `load`. A `Proof` has to be given before the process runs. The process
-    cannot write to the files, although it has a descriptor of each for a moment, and may be root in its container.
+    Nothing is copied, and the process needs no private memory for what it only reads, as the driver does. What is still
+    on a disk is read by the `Proof` in parallel, and the driver follows closely: it waits where it is faster. The
+    regions that are not `mappable` are left to `load`. A `Proof` has to be complete before the process runs. The
+    process cannot write to the files, although it has a descriptor of each for a moment, and may be root in its
+    container.
     """
     wanted = mappable(saved, directory)
     target.require_mapped(pid, [(region.start, region.end) for region in wanted])
@@ -148,9 +149,9 @@ class Proof(Background):
 
 
 def put_back(pid: int, saved: Sequence[SavedRegion], directory: Path, how: CopyOptions | None = None) -> None:
-    """Fill regions, or parts of them, again whose pages have been dropped, wholly or in part or not at all.
+    """Fill regions, or parts of them, again. All, some or none of their pages may have been dropped.
 
-    A cancelled operation is undone by this very function: it does not listen to `how.cancel`. Raises as load.
+    A cancelled operation is undone by this very function: it ignores `how.cancel`. Raises as load.
     """
     load(pid, saved, directory, replace(how or CopyOptions(), cancel=threading.Event(), on_progress=None))
 

@@ -1,9 +1,9 @@
 """The driver's own memory for its copy of the VRAM, made by several threads of ours, and of huge pages.
 
 The driver asks for one large mapping with all of its pages (measured on driver 580), and the kernel makes them in the
-one thread that asks. Here that call is caught: it gets its mapping without pages, which is then advised to be of huge
-ones, and we touch it from outside, many threads in parallel, before the driver resumes. These run on the CPUs that
-are near the driver's thread, so that its memory is where it would have been. No other program is affected.
+one thread that asks. Here that call is intercepted: it gets its mapping without pages, huge pages are then advised for
+it, and many threads of ours touch it in parallel from outside, before the driver resumes. These run on the CPUs that
+are near the driver's thread, so that its memory is on the same node as otherwise. No other program is affected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Prefaulting:
         return {FLAGS: asked.flags & ~MAP_POPULATE}
 
     def made(self, start: int, call: Call) -> None:
-        """Make the pages; those that are not made here, as where none are huge, the driver makes when it needs them."""
+        """Make the pages; the driver makes the rest when it needs them, as where there are no huge ones."""
         with suppress(InjectionFailed):
             call(own_abi().madvise, start, self._size, MADV_HUGEPAGE)
 

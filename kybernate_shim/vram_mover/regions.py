@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from kybernate_shim.linux.process_memory import Region
 
-SMALLEST_BYTES = 2 << 20  # below this CRIU is as quick as we are
+SMALLEST_BYTES = 2 << 20  # below this, CRIU is as fast
 
 
 def appeared(before: Iterable[Region], after: Iterable[Region]) -> list[Region]:

@@ -1,9 +1,9 @@
 """A process gives up what it has inherited of NVIDIA's devices and cannot use, so that CRIU can dump it.
 
-All of its threads are held meanwhile, and what it holds is read again: the evidence cannot change then. Nothing takes
-the places that become free, since libraries in the process still believe them to be theirs: a descriptor becomes an
-eventfd, a mapping becomes addresses without access. Host memory that can be read, such as pinned memory, becomes
-private memory of the process with the same bytes at the same address.
+All of its threads are held meanwhile, and what it holds is read again: the evidence cannot change then. Descriptors and
+addresses are not left free, since libraries in the process still use them as theirs: a descriptor becomes an eventfd, a
+mapping becomes addresses without access. Host memory that can be read, such as pinned memory, becomes private memory of
+the process with the same bytes at the same address.
 
 Nothing of this is undone when a checkpoint fails: the driver refuses to work in such a process, with the files or
 without. Only memory that was shared with the CUDA process is the process's own from then on; the driver's checkpoint
@@ -54,9 +54,9 @@ def release(
 ) -> Given:
     """Have a process give up its files of the `wanted` devices.
 
-    `owners` have CUDA state: who shares memory or descriptors with one of them is left alone. Each call takes at most
-    `seconds`, and none is made when the time has `expired`.
-    Raises Refused with nothing changed, InjectionFailed, after which a part of it may have been given up.
+    `owners` have CUDA state: a process that shares memory or descriptors with one of them is left alone. Each call
+    takes at most `seconds`, and none is made when the time has `expired`.
+    Raises Refused with nothing changed, or InjectionFailed, after which a part may have been released.
     """
     _require_same(inheritor)  # another process must not even be stopped
     with SeizedProcess(inheritor.pid, spare=lambda name: False, seconds=seconds) as held:
@@ -143,7 +143,7 @@ class _Releasing:
         return True
 
     def _copied(self, mapping: Mapping, copy: int) -> bool:
-        """Have the process copy by itself: nothing else may read memory that a device's driver has mapped."""
+        """Have the process itself copy: no other process may read memory that a device's driver has mapped."""
         own = self._call("getpid", self._abi.getpid)
         for done in range(0, mapping.size, PIECE_BYTES):
             piece = min(PIECE_BYTES, mapping.size - done)

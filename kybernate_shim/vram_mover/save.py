@@ -1,7 +1,7 @@
 """From the process to files: copy the regions out, and drop their pages on the way.
 
-What has been copied is dropped immediately, not at the end: so there are never two copies of everything, and the files'
-pages come from those that the process has given back, which the CPU may still have in its caches.
+What has been copied is dropped immediately, not at the end: so there are never two copies of everything, and the files
+get pages that the process has just released, which may still be in the CPU's caches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Announce = Callable[[SavedRegion], None]
 
 @dataclass
 class _Saving:
-    """A region on its way. `data` collects the bytes that each piece has written: appending needs no lock.
+    """A region that is being saved. `data` collects the bytes that each piece has written: appending needs no lock.
 
     `done` holds the offsets of pieces beyond `reached`, up to which all are saved; `dropped` is how far pages are, or
     are about to be, dropped.
@@ -58,8 +58,8 @@ def save(
 ) -> list[SavedRegion]:
     """Copy `regions` of process `pid` into new files of `directory`, one each, named `names` in the same order.
 
-    Blocks that are all zero become holes. The process keeps its bytes. The files are not synced: who writes the
-    manifest does that. Raises a VramError; the files have been removed then.
+    Blocks that are all zero become holes. The process keeps its bytes. The files are not synced: the caller that writes
+    the manifest does that. Raises a VramError; the files have been removed then.
     """
     created: list[Path] = []
     try:
@@ -78,7 +78,7 @@ def move_out(
     announce: Announce,
     how: CopyOptions | None = None,
 ) -> list[SavedRegion]:
-    """Do as `save` does, and give the pages that have been saved back to the kernel, so that a dump finds none.
+    """Do as `save` does, and drop the pages that have been saved, so that a dump finds none.
 
     A thread of the process is stopped meanwhile. `announce` receives each part, in any thread, just before its pages
     are dropped: a caller that has them all can put the bytes back, by `load.put_back`, whatever becomes of us. After a
@@ -106,7 +106,7 @@ def _save(
     how: CopyOptions,
     saved: Callable[[Piece[_Saving]], None],
 ) -> list[SavedRegion]:
-    """Copy the regions, and report each piece that is in its file; `created` gets the files that are ours."""
+    """Copy the regions, and report each piece that is in its file; `created` receives the files that were made."""
     target.require_mapped(pid, [(region.start, region.end) for region in regions])
 
     def work(piece: Piece[_Saving], buffer: Buffer) -> int:
@@ -142,7 +142,7 @@ def create(path: Path, size: int, how: CopyOptions) -> AbstractContextManager[fi
 
 
 def store(buffer: Buffer, offset: int, size: int, file: files.RegionFile, tree: Tree) -> int:
-    """Write the first `size` bytes of a buffer to `offset` of a file, but for zeros; return how many were written."""
+    """Write the first `size` bytes of a buffer to `offset` of a file, except zeros; return how many were written."""
     runs = buffer.data_runs(size)
     if runs:
         tree.add(offset, buffer.view[:size])
@@ -160,7 +160,7 @@ def store(buffer: Buffer, offset: int, size: int, file: files.RegionFile, tree: 
 
 
 class _Giving:
-    """Gives pages back as soon as those before them are saved, too. Called by all threads."""
+    """Drops pages as soon as those before them are saved, too. Called by all threads."""
 
     def __init__(self, pid: int, held: SeizedProcess, announce: Announce) -> None:
         self._pid = pid

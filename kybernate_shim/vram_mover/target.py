@@ -76,7 +76,7 @@ def _reason(pid: int, address: int, size: int) -> VramError:
 
 
 def _has_ended(pid: int) -> bool:
-    """A process that is about to end has lost its memory first, its map is empty then; or SIGKILL waits for it."""
+    """Return whether the process has ended: its memory, and so its map, is gone first, or a SIGKILL is pending."""
     try:
         if not Path(f"/proc/{pid}/maps").read_bytes():
             return True

@@ -1,8 +1,8 @@
 """The process that moves VRAM bytes for a shim: it holds, compares, copies and drops, one job after the other.
 
-Not the shim itself, because a tracer must not wait for any child, as a shim's reaper does, and because the copies keep
-an interpreter busy. It does the jobs of `worker_protocol.mover_jobs`; its argument is the descriptor of its end of a
-socket. It ends with its shim, and the kernel then releases what it held.
+This is not done in the shim, because a tracer must not wait for any child, as a shim's reaper does, and because the
+copies keep an interpreter busy. It does the jobs of `worker_protocol.mover_jobs`; its argument is the descriptor of its
+end of a socket. It ends with its shim, and the kernel then releases what it held.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _end_calls() -> None:
-    """Have each thread of another process that makes a call for us get back what it was about to do."""
+    """Restore the state of each thread of another process that makes a call for us."""
     injections.close(CALL_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""The one protocol of all processes that work for another one of ours: typed jobs, typed answers, the same frames.
+"""The protocol of all our worker processes: typed jobs, typed answers, the same frames.
 
 The CUDA helper speaks it with its CUDA workers and holders, a daemon with its VRAM mover.
 
@@ -14,5 +14,5 @@ cuda_jobs, holder_jobs, mover_jobs
 
 from kybernate_shim.imports import without
 
-with without("typing_extensions"):  # takes as long to import as all of msgspec, and has nothing that we use
+with without("typing_extensions"):  # takes as long to import as all of msgspec, and is not used
     import msgspec as msgspec

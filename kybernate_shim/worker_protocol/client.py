@@ -1,7 +1,7 @@
 """The side that has a worker: any number of jobs in progress on one connection, on the event loop.
 
 A job that its caller gave up continues in the worker, unless the caller cancels it; its answer is ignored. When the
-worker ends, or sends what is no message, every job that waits fails, and every later one: WorkerError, MessageInvalid.
+worker ends, or sends what is not a message, all waiting and all later jobs fail: WorkerError, MessageInvalid.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def _no_epitaph() -> str:
 
 
 class PendingJob(Generic[R]):
-    """A job that a worker has. Progress and events come also while nothing waits for the result."""
+    """A job that a worker has. Progress and events also arrive while nothing waits for the result."""
 
     def __init__(self, client: WorkerClient, number: int, job: Job[R], on_progress: OnProgress, on_event: OnEvent):
         self.job = job
@@ -66,13 +66,13 @@ class PendingJob(Generic[R]):
         return self._client.read(answer_to(type(self.job)), self.answer.result())
 
     def cancel(self) -> None:
-        """Have the worker end the job soon; `result` says how it has ended."""
+        """Have the worker end the job soon; `result` reports how it has ended."""
         self._client.send(Cancel(self._number))
 
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # a job that was given up fails without a word
+            self.answer.exception()  # a job that was given up fails silently
 
 
 class WorkerClient:
@@ -136,7 +136,7 @@ class WorkerClient:
         return call
 
     def forget(self, call: PendingJob[Any]) -> None:
-        """Wait for the answer no longer. Idempotent."""
+        """Stop waiting for the answer. Idempotent."""
         self._calls = {number: one for number, one in self._calls.items() if one is not call}
 
     def send(self, message: Message) -> None:
@@ -159,7 +159,7 @@ class WorkerClient:
         self._reading.cancel()
 
     async def _read(self) -> None:
-        """Hand out what comes, until the worker ends; what came before that is handed out first."""
+        """Deliver messages until the worker ends; those that arrived before that are delivered first."""
         frames = MessageReader()
         try:
             while data := await self._received():
@@ -212,7 +212,7 @@ class WorkerClient:
                 call.fail(self._errors.exception_of(message.fault))
 
     def _break(self, error: WorkerError) -> None:
-        """Fail all jobs by the first of these errors, each by one of its own."""
+        """Fail all jobs with the first of these errors, each with its own instance."""
         self._broken = self._broken or error
         for call in self._calls.values():
             call.fail(type(self._broken)(*self._broken.args))

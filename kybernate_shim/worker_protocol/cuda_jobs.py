@@ -1,6 +1,6 @@
 """The jobs of a CUDA worker: each runs in its own thread, so that ranks that talk to each other are locked together.
 
-A call that hangs cannot be cancelled: its worker is killed. What the driver refuses is an answer, not a failure, for
+A call that hangs cannot be cancelled: its worker is killed. A refusal of the driver is an answer, not a failure, since
 callers decide by it.
 """
 
@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class DriverUnusable(Exception):
-    """libcuda cannot be loaded or does not initialize; the message says which."""
+    """libcuda cannot be loaded or does not initialize; the message says which of the two."""
 
 
 ERRORS = ErrorTypes(DriverUnusable)
@@ -55,7 +55,7 @@ class MoveAnswer(msgspec.Struct, frozen=True):
     """What the arena's worker has done, in bytes, or why it has not.
 
     `clean_bytes` of the `bytes` were in the arena already, `zero_bytes` are zeros, `prefetched_bytes` were on the GPU
-    already; `left_bytes` are left to the driver. `remark` says why more was copied than had to be. `descriptors` of
+    already; `left_bytes` are left to the driver. `remark` says why more was copied than necessary. `descriptors` of
     process `worker` lead to memory that is to be copied: pairs of a block's index and a descriptor.
     """
 
@@ -171,7 +171,7 @@ class Expect(ArenaJob, frozen=True):
 
 
 class Offload(ArenaJob, frozen=True):
-    """Get all blocks of a stopped process ready to be copied into the arena, where there is room for them."""
+    """Prepare all blocks of a stopped process for the copy into the arena, where there is room for them."""
 
 
 class MemoryReleased(Message, frozen=True):
@@ -179,13 +179,13 @@ class MemoryReleased(Message, frozen=True):
 
 
 class Copied(Message, frozen=True):
-    """The arena has the first `blocks` of those that `Offload` has answered."""
+    """The arena has the first `blocks` of those in the answer to `Offload`."""
 
     blocks: int
 
 
 class Copy(ArenaJob, frozen=True):
-    """Copy what `Offload` has got ready, and have the process release it, before that if `early`.
+    """Copy what `Offload` has prepared, and have the process release it, before the copy if `early`.
 
     Sends MemoryReleased and Copied.
     """
@@ -194,7 +194,7 @@ class Copy(ArenaJob, frozen=True):
 
 
 class Finish(ArenaJob, frozen=True):
-    """Copy what a worker has not that has died in a `Copy`, from descriptors of process `keeper`."""
+    """Copy what a worker that died in a `Copy` has not copied, from descriptors of process `keeper`."""
 
     keeper: int
     descriptors: tuple[tuple[int, int], ...]
@@ -219,7 +219,8 @@ class Settle(ArenaJob, frozen=True):
     """Bring all bytes of a stopped process back to VRAM; `hashing` spares copies later.
 
     Processes that are `leaving` need the link to their GPUs, too. With `room_seconds`, one of them gives up room on
-    `room_gpu`, by UUID, the only one of the process: its memory is made block by block, as some comes within this time.
+    `room_gpu` (a UUID), which is the process's only GPU: its memory is made block by block, as room becomes free within
+    this time.
     """
 
     hashing: bool = True

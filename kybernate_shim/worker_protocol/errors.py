@@ -1,7 +1,7 @@
 """What can go wrong between a worker and its client, and how a worker's exceptions reach the client.
 
-A protocol names the classes of exceptions that its workers send. One of them arrives as itself, with its notes; one
-that derives from them, as the nearest class that is named.
+A protocol names the classes of exceptions that its workers send. Such an exception arrives as itself, with its notes;
+an exception of a derived class arrives as its nearest named base.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ E = TypeVar("E", bound=Exception)
 
 
 class WorkerError(Exception):
-    """A worker cannot be used, or not any more; never raised itself."""
+    """A worker cannot be used, or no longer; never raised itself."""
 
 
 class MessageInvalid(WorkerError):
-    """What was sent is no message of the protocol, or no job of this worker; the message names the sender."""
+    """What was sent is not a message of the protocol, or not a job of this worker; the message names the sender."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An exception on its way: the name of its class, its text, its notes."""
+    """An exception as it is sent: the name of its class, its text, its notes."""
 
     name: str
     text: str
@@ -40,7 +40,7 @@ class ErrorTypes(Generic[E]):
     others: Sequence[type[E]] = ()
 
     def fault_of(self, error: BaseException) -> Fault | None:
-        """Return what to send of an exception; None if it is not one of these: then it was not foreseen."""
+        """Return what to send for an exception; None if it is not one of these: then it was unexpected."""
         for kind in type(error).__mro__:
             if kind in (MessageInvalid, self.base, *self.others):
                 notes = tuple(map(plain, getattr(error, "__notes__", ())))

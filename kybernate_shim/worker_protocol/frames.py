@@ -11,7 +11,7 @@ HEADER = struct.Struct(">I")
 # Bytes of a message. The largest names the blocks and holes of a container's files in the arena: its manifest has them,
 # too, and at most 32 MiB. The first byte of a longer one would be below any letter's, so text is no frame.
 MOST_BYTES = 64 << 20
-SHOWN_BYTES = 32  # of what is no frame
+SHOWN_BYTES = 32  # of what is not a frame
 
 
 def framed(message: bytes) -> bytes:
@@ -33,9 +33,9 @@ class MessageReader:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that `data` completes, in order. Raises MessageInvalid as soon as a header is none.
+        """Yield the messages that `data` completes, in order. Raises MessageInvalid as soon as a header is invalid.
 
-        Nothing can be read from the stream then.
+        Nothing more can be read from the stream then.
         """
         self._buffer += data
         while len(self._buffer) >= HEADER.size:

@@ -24,7 +24,7 @@ class Held(Job[int], frozen=True):
 class Stop(Job[None], frozen=True):
     """Stop all threads of a process but those that have to work, within so many seconds.
 
-    `helper` is the command of another helper, to be started where none comes by itself when the client is gone.
+    `helper` is the command of another helper, to be started where no other helper connects after the client is gone.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class Stop(Job[None], frozen=True):
 
 
 class LetGo(Job[None], frozen=True):
-    """Let threads resume, cover what is uncovered, and give up what is kept."""
+    """Let threads resume, cover what is uncovered, and release what is kept."""
 
 
 class StopUntilCovered(Job[tuple[tuple[int, str], ...]], frozen=True):
@@ -66,7 +66,7 @@ class ListUncovered(Job[tuple[int, ...]], frozen=True):
 
 
 class Keeping(msgspec.Struct, frozen=True):
-    """What process `keeper`, the holder, keeps of process `pid`: pairs of a block's index and a descriptor of its."""
+    """What process `keeper`, the holder, keeps of process `pid`: pairs of a block's index and its descriptor."""
 
     pid: int = 0
     keeper: int = 0
@@ -90,7 +90,7 @@ class ListKept(Job[Keeping], frozen=True):
 
 
 class GiveUp(Job[None], frozen=True):
-    """Give up the first `blocks` of those that were to be kept. Idempotent."""
+    """Release the first `blocks` of those that are kept. Idempotent."""
 
     blocks: int
 

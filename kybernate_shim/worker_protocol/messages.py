@@ -21,7 +21,7 @@ import msgspec
 
 from kybernate_shim.worker_protocol.errors import Fault, MessageInvalid
 
-NO_JOB = 0  # the number of a failure that is no job's: what came was not readable
+NO_JOB = 0  # the number of a failure that belongs to no job: a message was not readable
 
 R = TypeVar("R")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -80,7 +80,7 @@ class Progress(Message, frozen=True):
 
 
 class Event(Message, frozen=True):
-    """Something that the client has to know of a job before it ends, or the worker does; encoded."""
+    """Something that the client has to know about a job before the job or the worker ends; encoded."""
 
     number: int
     event: Encoded

@@ -1,10 +1,10 @@
 """The jobs of the VRAM mover, which it does one after the other; pids are the host's, unless it says otherwise.
 
-`names` are the pids in the container of processes, which the files of an image are named by. `Watch` and `Compare`
+`names` are the pids of processes inside the container, by which the files of an image are named. `Watch` and `Compare`
 enclose the driver's checkpoint, `Save` follows for what was found, `PutBack` undoes it; `Prefault` and `EndWatch`
-enclose one that moves nothing out of the process; `Release` makes processes without CUDA state such that CRIU can dump
-them. `ReadAhead`, `Load` and `Prove` are for a restore. `HoldArena`, `SaveArena`, `ClaimArena`, `LoadArena`,
-`HandOver` and `AwaitArena` are for what is not in the processes but in the node's arena.
+enclose one that moves nothing out of the process; `Release` lets CRIU dump processes without CUDA state. `ReadAhead`,
+`Load` and `Prove` are for a restore. `HoldArena`, `SaveArena`, `ClaimArena`, `LoadArena`, `HandOver` and `AwaitArena`
+are for what is not in the processes but in the node's arena.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ImageFiles(msgspec.Struct, frozen=True):
     """Where files of an image are, and how bytes get there: by so many threads (0: as many as are sensible).
 
     New ones are made of memory of the `pool`, where that has some, and get a digest of this kind. Where the image is
-    `arriving`, what is read is waited for. With a `key`, they are encrypted.
+    `arriving`, a read waits for what it needs. With a `key`, they are encrypted.
     """
 
     directory: Path
@@ -104,9 +104,10 @@ class ReleaseResult(msgspec.Struct, frozen=True):
 class Watch(Job[None], frozen=True):
     """Stop all threads but the driver's, so that what appears in the maps from now on is the driver's alone.
 
-    Where the files are in memory, the driver is offered some, for what it is about to move: some `expected` bytes of
-    each process, `vram_bytes` of all of them, 0 where that is not known. Else, if `huge`, its memory is made of
-    huge pages. After `seconds` all threads are let go, whatever happens.
+    Where the files are in memory, the driver is offered some of them for what it is about to move: some `expected`
+    bytes of each process, `vram_bytes` of all of them, 0 where that is not known. Else, if `huge`, its memory is made
+    of
+    huge pages. After `seconds` all threads are released, whatever happens.
     """
 
     pids: tuple[int, ...]
@@ -119,7 +120,7 @@ class Watch(Job[None], frozen=True):
 
 
 class Prefault(Job[None], frozen=True):
-    """Make the memory that the driver is about to ask for of huge pages, until `EndWatch`."""
+    """Use huge pages for the memory that the driver is about to request, until `EndWatch`."""
 
     pids: tuple[int, ...]
     seconds: float
@@ -163,14 +164,14 @@ class Prove(Job[None], frozen=True):
 
 
 class PutBack(Job[None], frozen=True):
-    """Undo `Save`, also of what has no digest because it was never taken away; nothing may cancel it."""
+    """Undo `Save`, also for what has no digest because it was never taken away; it cannot be cancelled."""
 
     files: ImageFiles
     regions: dict[int, list[SavedRegion]]
 
 
 class CloseFiles(Job[None], frozen=True):
-    """Take the files of a directory from processes that a worker which was killed has given them to."""
+    """Close the files of a directory in processes to which a killed worker has given them."""
 
     pids: tuple[int, ...]
     directory: Path
@@ -214,7 +215,7 @@ class HandOver(Job[None], frozen=True):
 
 
 class AwaitArena(Job[None], frozen=True):
-    """Wait until all is filled, and was compared with the digests of the image: nothing may compute before."""
+    """Wait until all is filled and compared with the digests of the image: nothing may compute before."""
 
 
 class Release(Job[list[ReleaseResult]], frozen=True):

@@ -1,7 +1,7 @@
 """How a worker is started: `python -m PROGRAM --protocol=VERSION ARGUMENT…`, by a process of the same release.
 
-An upgrade replaces the files below a daemon or a helper that keeps running. What it starts then may be of another
-protocol, which ends with a line on stderr that says so, before anything is done.
+An upgrade replaces the files below a daemon or a helper that keeps running. A program that they start then may have
+another protocol version. It ends with a line on stderr that says so, before it does anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The worker's side: reads jobs from a socket, has them done, and answers. Without an event loop.
 
 A job that cannot be read is answered by a failure that names its sender, and the next one is served. An exception that
-the protocol does not name was not foreseen: its traceback is written to stderr, and the process ends, for a client
-would wait forever for a worker that has lost a thread.
+the protocol does not name is unexpected: its traceback is written to stderr, and the process ends, since a client would
+wait forever for a worker that has lost a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ J = TypeVar("J")
 
 
 class JobCall:
-    """A job on its way through the worker: what it reports, and whether it was cancelled."""
+    """A job in the worker: what it reports, and whether it was cancelled."""
 
     def __init__(self, number: int, send: Callable[[FromWorker], None]) -> None:
         self.cancelled = threading.Event()
@@ -74,7 +74,7 @@ class JobCall:
 class WorkerServer(Generic[J]):
     """Serves one connection. `jobs` are the jobs of this worker, each of which `handle` does.
 
-    `start` executes what it is given now, in a thread, or in its turn.
+    `start` executes a job immediately, in a thread, or in its turn.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class WorkerServer(Generic[J]):
         self._last = NO_JOB
 
     def serve(self) -> None:
-        """Return when the client has closed its end. Raises MessageInvalid where its bytes are none of the protocol's.
+        """Return when the client has closed its end. Raises MessageInvalid where its bytes are not of the protocol.
 
         Raises OSError where the client has ended.
         """
@@ -134,7 +134,7 @@ class WorkerServer(Generic[J]):
         try:
             answer = self._answer(request.number, job, call)
         except BaseException:  # noqa: BLE001  # see above
-            with suppress(OSError):  # of a stderr that leads nowhere
+            with suppress(OSError):  # stderr may be closed
                 traceback.print_exc()
                 sys.stderr.flush()
             os._exit(UNFORESEEN_STATUS)
@@ -161,7 +161,7 @@ def serve_and_exit(server: WorkerServer[Any], at_end: Callable[[], None] = lambd
 
     `at_end` is called before, when the client has closed its end, or has ended.
 
-    What the client has sent that is no message is written to stderr, too, for the client's report on our end.
+    Invalid messages of the client are also written to stderr, for the client's report on the worker's end.
     """
     status = 0
     try:
@@ -178,7 +178,7 @@ def serve_and_exit(server: WorkerServer[Any], at_end: Callable[[], None] = lambd
 
 
 def client_of(connection: socket.socket) -> str:
-    """Return who is at the other end, as far as the kernel knows."""
+    """Return a name for the process at the other end, as far as the kernel knows it."""
     return f"process {peer_of(connection).pid}"
 
 

@@ -136,7 +136,7 @@ def test_container_is_suspended_and_resumed_by_the_agent(agent: NodeAgent, ours:
             assert suspended.result.vram_bytes == used[0]
             assert gpus.used() == [0, 0]
             container.stands_still()
-            found = eventually(lambda: _of(agent, container.id, "suspended"))
+            found = eventually(lambda: _of(agent, container.id, wire.Container.SUSPENDED))
             assert found.vram_bytes == used[0]
             agent.done(agent.operation("Resume", wire.ResumeRequest(name=container.id)).id)
             container.computes_on()
@@ -160,8 +160,8 @@ def test_container_is_suspended_once_it_neither_calls_nor_computes(place: Path, 
             for microseconds in range(2, 52):
                 gpus.load((pid, microseconds, 50))
                 time.sleep(0.1)
-            assert not _of(agent, container.id, "suspended")
-            eventually(lambda: _of(agent, container.id, "suspended"), seconds=60)
+            assert not _of(agent, container.id, wire.Container.SUSPENDED)
+            eventually(lambda: _of(agent, container.id, wire.Container.SUSPENDED), seconds=60)
             assert gpus.used() == [0, 0]
             agent.done(agent.operation("Resume", wire.ResumeRequest(name=container.id)).id)
             container.computes_on()
@@ -175,7 +175,7 @@ def _named(id: str) -> wire.GetContainerRequest:
     return wire.GetContainerRequest(name=id)
 
 
-def _of(agent: NodeAgent, id: str, state: str) -> wire.Container | None:
+def _of(agent: NodeAgent, id: str, state: wire.Container.GpuState) -> wire.Container | None:
     found: wire.Container = agent.call("Inventory", "GetContainer", wire.GetContainerRequest(name=id))
     return found if found.gpu == state else None
 

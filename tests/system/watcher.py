@@ -16,7 +16,7 @@ import grpc
 from kybernate.agent.watch.hub import identity
 from kybernate.messages import agent_pb2 as api
 from kybernate.messages import agent_pb2_grpc
-from kybernate.node.lookup import task_word
+from kybernate.node.lookup import gpu_word, task_word
 from tests.system.ctr import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ class Watcher:
 
     def states(self, id: str) -> tuple[str, str]:
         """Return the words for a container's state and for that of its GPU memory."""
-        return task_word(self.container(id).state), self.container(id).gpu
+        return task_word(self.container(id).state), gpu_word(self.container(id).gpu)
 
     def types(self, id: str) -> list[str]:
         return [event.type for event in self.events if event.container == id]

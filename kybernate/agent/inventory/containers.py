@@ -110,7 +110,7 @@ class _Kept:
     reported: Reported = field(default_factory=Reported)
     pod_labels: dict[str, str] = field(default_factory=dict)  # of a sandbox, for the containers of its pod
     gpu_uuids: tuple[str, ...] = ()
-    gpu_noted: str = ""  # the last GPU state of which there is an event, or that was found first
+    gpu_noted: api.Container.GpuState = api.Container.NO_GPU  # the last that there is an event of, or the first found
     deleted: tuple[int, float] = (0, 0.0)  # pid of a task whose end containerd has announced, and when
     started: tuple[int, int] = (0, 0)  # pid, and when it began in ns
     pod_ip: str = ""  # of that process

@@ -14,7 +14,9 @@ DONE = {
     "checkpoint": "checkpointed", "restore": "restored", "suspend": "suspended", "park": "parked", "resume": "resumed",
 }  # fmt: skip
 LONG = {"checkpoint": "to", "restore": "from"}
-STATES = {"suspend": "suspended", "resume": "attached"}  # of the GPU memory, that an operation leads to
+STATES = {  # of the GPU memory, that an operation leads to
+    "suspend": api.Container.SUSPENDED, "resume": api.Container.ATTACHED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def happenings(old: api.Container | None, new: api.Container | None) -> Iterator
     if old is None:
         yield Happening("container.created", "info", f"container {title} was created")
     yield from _of_task(before, now, title)
-    if now.gpu == "stuck" != before.gpu:
+    if now.gpu == api.Container.STUCK != before.gpu:
         why = now.note or "not all of its processes are back on their GPUs"
         yield Happening("container.stuck", "error", f"container {title}: {why}")
     if new is not None and bool(now.problem) != bool(before.problem):
@@ -74,7 +76,7 @@ def operation_ended(title: str, verb: str, outcome: str, image: str, error: str 
     return Happening(f"{verb}.failed", "warning", f"the {verb} of container {title} failed: {cause}")
 
 
-def gpu_moved(noted: str, now: api.Container) -> Happening | None:
+def gpu_moved(noted: api.Container.GpuState, now: api.Container) -> Happening | None:
     """Return the suspend or resume that a state shows and that has not been `noted` yet, as its event was missed."""
     if now.gpu == noted or now.gpu not in STATES.values() or not noted:
         return None

@@ -20,6 +20,17 @@ from kybernate_shim.oci.annotations import RESTORE_FROM, WAKE_ON_USE
 from kybernate_shim.oci.spec import CDI_ANNOTATION, is_nvidia_cdi
 
 HELD = "held"  # the shim's word
+GPU_STATES: Mapping[str, api.Container.GpuState] = {  # by the shim's words
+    "": api.Container.NO_GPU,
+    "attached": api.Container.ATTACHED,
+    "suspending": api.Container.SUSPENDING,
+    "suspended": api.Container.SUSPENDED,
+    "parking": api.Container.PARKING,
+    "resuming": api.Container.RESUMING,
+    "checkpointing": api.Container.CHECKPOINTING,
+    "restoring": api.Container.RESTORING,
+    "stuck": api.Container.STUCK,
+}
 NO_DEVICES = frozenset({"", "void", "none"})
 INTERNAL = ("io.kubernetes.", "io.cri-containerd", "containerd.io/")  # begin the labels of containerd and the CRI
 MOST_LABELS, LONGEST_LABEL = 64, 256
@@ -115,7 +126,7 @@ def message_of(
         runtime=container.runtime[:LONGEST_TEXT],
         state=api.Container.HELD if status.state == HELD else container.state,  # containerd takes it for a running one
         pid=container.pid,
-        gpu=status.gpu if status.gpu != "attached" or had_gpu or one.has_gpu or gpu_uuids else "",  # as of all others
+        gpu=_gpu_state(status.gpu, has_gpu=had_gpu or one.has_gpu or bool(gpu_uuids)),
         operation=status.operation or status.phase,  # one that no caller has named has its verb alone
         vram_bytes=status.vram_bytes,
         arena_bytes=status.arena.bytes,
@@ -140,6 +151,16 @@ def message_of(
     if started_ns:
         message.started.FromNanoseconds(started_ns)
     return message
+
+
+def _gpu_state(said: str, *, has_gpu: bool) -> api.Container.GpuState:
+    """Return the value for the shim's word, OTHER for one that only a shim of another release says.
+
+    A shim says "attached" of a container without a GPU, too.
+    """
+    if said == "attached" and not has_gpu:
+        return api.Container.NO_GPU
+    return GPU_STATES.get(said, api.Container.OTHER)
 
 
 def poll_seconds(reported: Reported, failures: int) -> float | None:

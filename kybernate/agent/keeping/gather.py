@@ -19,8 +19,6 @@ from kybernate.verbs.copy import Copy
 from kybernate.verbs.model import Operation
 from kybernate.verbs.restore import Restore
 
-SUSPENDED = "suspended"
-
 
 def tier_states(settings: Tiers, rooms: Mapping[str, Room | None]) -> dict[str, TierState]:
     """Return the tiers; one without a room did not answer."""
@@ -115,5 +113,5 @@ def suspended_states(containers: Iterable[wire.Container], since: Mapping[str, f
             parkable=not one.operation and not one.parked_bytes and (not one.pod or one.arena_bytes > 0),
         )
         for one in containers
-        if one.gpu == SUSPENDED
+        if one.gpu == wire.Container.SUSPENDED
     )

@@ -167,7 +167,7 @@ class Keeper:
     def _containers(self, now: float) -> list[wire.Container]:
         """Return all containers, and note since when each suspended one was seen to be."""
         found: list[wire.Container] = list(self._hub.objects("container"))
-        suspended = {f"{one.namespace}/{one.id}" for one in found if one.gpu == gather.SUSPENDED}
+        suspended = {f"{one.namespace}/{one.id}" for one in found if one.gpu == wire.Container.SUSPENDED}
         self._suspended = {key: self._suspended.get(key, now) for key in suspended}
         return found
 

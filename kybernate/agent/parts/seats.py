@@ -285,7 +285,8 @@ class WakingOnUse:
 
     def _suspended(self) -> list[Key]:
         keys = self._agent.known.inventory.containers.waking_on_use()
-        return [key for key in keys if (one := _container(self._agent, key)) is not None and one.gpu == "suspended"]
+        found = ((key, _container(self._agent, key)) for key in keys)
+        return [key for key, one in found if one is not None and one.gpu == wire.Container.SUSPENDED]
 
     def _used(self, key: Key) -> None:
         if key not in self._waking:

@@ -444,9 +444,9 @@ class Arbiter:
         seat, container = self.state.seats[name], self._around.container(key)
         if container is None or seat.status not in (Status.WAKING, Status.SUSPENDING, Status.PARKING):
             return
-        away = container.gpu == "suspended" or self._holds_nothing(key)
+        away = container.gpu == wire.Container.SUSPENDED or self._holds_nothing(key)
         reached = {
-            Status.WAKING: container.gpu in ("attached", ""), Status.SUSPENDING: away,
+            Status.WAKING: container.gpu in (wire.Container.ATTACHED, wire.Container.NO_GPU), Status.SUSPENDING: away,
             Status.PARKING: container.parked_bytes > 0,
         }  # fmt: skip
         kept = self._kept.setdefault(key, _Kept())

@@ -18,9 +18,8 @@ from kybernate.seats.model import NEVER, Request, Seat, Status
 from kybernate.seats.outcomes import done
 from kybernate_shim.sizes import mib
 
-LEAVING, COMING = frozenset({"suspending"}), frozenset({"resuming", "restoring"})
+COMING = frozenset({wire.Container.RESUMING, wire.Container.RESTORING})
 KEPT = frozenset({Status.SUSPENDED, Status.PARKED, Status.FAILED})  # what the shim knows as suspended
-PARKING = "parking"
 CONTEXT_BYTES = 2 << 30  # what contexts of a container's processes may take of a GPU beyond what it has declared
 AT_THE_GATE = frozenset({"start", "operation"})  # causes of requests that last as long as what waits does
 
@@ -64,7 +63,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
     container, claim = seen.container, seen.claim
     known = old or Seat(place.name, place.group.name, place.group.mask, since=now, idle_since=now, asked_at=now)
     held = known.held_bytes if seen.held_bytes is None else seen.held_bytes
-    learned = container.vram_bytes // len(place.group.gpus) if container.gpu == "suspended" else 0
+    learned = container.vram_bytes // len(place.group.gpus) if container.gpu == wire.Container.SUSPENDED else 0
     found = replace(
         known,
         container=container.workload or container.name or container.id,
@@ -79,7 +78,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
         parked_bytes=container.parked_bytes,
         overlaps=_overlaps(seen, held),
         stands_by_for=seen.stands_by_for,
-        lost=container.gpu == "stuck",
+        lost=container.gpu == wire.Container.STUCK,
     )
     status = status_of(seen, None if old is None else old.status, held, acting=acting)
     moved = _asking(_moved(found, status, now, first=old is None), seen, now)
@@ -88,7 +87,7 @@ def seated(place: Place, seen: Seen, old: Seat | None, now: float, *, acting: bo
 
 def _overlaps(seen: Seen, held: int) -> bool:
     """Return whether a seat can be one side of a swap: it has VRAM to move, and what waits does not do that itself."""
-    return not seen.waits and (held > 0 or seen.container.gpu == "suspended")
+    return not seen.waits and (held > 0 or seen.container.gpu == wire.Container.SUSPENDED)
 
 
 def exceeds(claim: Claim, held: int) -> bool:
@@ -114,18 +113,18 @@ def status_of(seen: Seen, before: Status | None, held: int, *, acting: bool) -> 
         return before
     if container.state == wire.Container.CREATED:
         return Status.FREE
-    if container.gpu == "suspended" and seen.takes:
+    if container.gpu == wire.Container.SUSPENDED and seen.takes:
         return Status.WAKING  # its room is claimed, however old the report is by which it was let in
-    if container.gpu == "suspended":
+    if container.gpu == wire.Container.SUSPENDED:
         there = Status.PARKED if container.parked_bytes else Status.SUSPENDED
         return Status.FAILED if before == Status.FAILED else there
-    if container.gpu == PARKING:
+    if container.gpu == wire.Container.PARKING:
         return Status.PARKING
-    if container.gpu in LEAVING:
+    if container.gpu == wire.Container.SUSPENDING:
         return Status.SUSPENDING
     if container.gpu in COMING:
         return Status.WAKING
-    if container.gpu == "checkpointing" and before is not None:
+    if container.gpu == wire.Container.CHECKPOINTING and before is not None:
         return before
     if not held and (before is None or before in KEPT):
         return before or Status.SUSPENDED  # it has no memory on a GPU, and no right to any now

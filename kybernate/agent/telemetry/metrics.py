@@ -20,6 +20,7 @@ from kybernate.agent.telemetry.scraping import Rendered, Scraping
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Failure
+from kybernate.node.lookup import gpu_word
 from kybernate.node.words import word
 from kybernate_shim import __version__
 
@@ -95,7 +96,7 @@ class Gauges(Collector):
     async def _looked(self) -> list[GaugeMetricFamily]:
         gpus, tiers, operations = map(self.hub.objects, ("gpu", "tier", "operation"))
         active = Count(one.verb for one in operations if one.state in (wire.PENDING, wire.RUNNING, wire.CANCELLING))
-        containers = Count(one.gpu or "none" for one in self.hub.objects("container") if not one.sandbox)
+        containers = Count(gpu_word(one.gpu) or "none" for one in self.hub.objects("container") if not one.sandbox)
         return [
             *(_sizes("gpu", name, text, gpus, ("uuid", "model")) for name, text in GPU),
             *(_sizes("tier", name, text, tiers, ("name",)) for name, text in TIER),

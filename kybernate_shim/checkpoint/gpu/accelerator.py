@@ -125,7 +125,7 @@ class CudaAccelerator:
         """
         left = self._gpus.suspended
         if left is None:
-            raise Refused(f"container {self._gpus.target.id} is not suspended, which parking begins with")
+            raise Refused(f"container {self._gpus.target.id} is not suspended: only what is suspended can be parked")
         assert self._gpus.target.cgroup is not None
         there = self._gpus.target.cgroup.processes()  # the pid of one that has ended may be any other's by now
         pids = [pid for pid in left.pids if pid in there]

@@ -34,7 +34,7 @@ from kybernate_shim.oci.spec import Spec
 
 # What a diff has at most: a walk's limits, and an opaque mark in each directory.
 MOST_ENTRIES = 2 * beneath.MOST_FILES
-MOST_NAME_BYTES = beneath.MOST_DIRECTORY_BYTES  # of all directories together, whose times are set in the end
+MOST_NAME_BYTES = beneath.MOST_DIRECTORY_BYTES  # of all directories together, whose times are set last
 LONGEST_NAME = beneath.LONGEST_NAME
 PORTABLE = ("user.", "system.posix_acl_", "trusted.")  # begin the names of attributes that travel with a file
 CHUNK = 1 << 20
@@ -52,13 +52,13 @@ class Powers:
 
     @classmethod
     def of(cls, spec: Spec) -> Powers:
-        """Return those of a container's first process and of all that it may become."""
+        """Return the powers of a container's first process and of every program that it may execute."""
         bounding = (spec.process.get("capabilities") or {}).get("bounding") or ()
         return cls(devices="CAP_MKNOD" in bounding, trusted_attributes="CAP_SYS_ADMIN" in bounding)
 
     @classmethod
     def in_volume(cls, spec: Spec) -> Powers:
-        """Return the same for a volume, whose content, other than that of a root filesystem, no image brings along."""
+        """Return the same for a volume, whose content is from no container image, unlike that of a root filesystem."""
         bounding = (spec.process.get("capabilities") or {}).get("bounding") or ()
         return replace(cls.of(spec), programs_with_rights="CAP_SETUID" in bounding)
 
@@ -79,7 +79,7 @@ class _Place:
 
     @contextmanager
     def pinned(self) -> Iterator[str]:
-        """Hold what is there, be it a link itself, and yield a path that leads to it and to nothing else."""
+        """Hold what is there, even if it is a link, and yield a path that leads to it and to nothing else."""
         with beneath.closing(beneath.pin(self.directory, self.name)) as fd:
             yield beneath.path_of(fd)
 
@@ -95,8 +95,8 @@ class _Place:
 class Headers(io.BufferedReader):
     """The tar file as tarfile reads it: for each entry, only so much of what is not a file's content.
 
-    A header may announce any length of names, attributes and maps of holes, all of which tarfile keeps in memory. Its
-    records may be six bytes long, and each takes as much time as one of an attribute, which has some thirty.
+    A header may announce names, attributes and maps of holes of any length, and tarfile keeps all of them in memory. A
+    record may be as short as six bytes, and takes as much time as that of an attribute, which has some thirty.
     """
 
     def __init__(self, fd: int) -> None:
@@ -209,7 +209,7 @@ def apply_diff(
 
     Entries replace what is there; a directory stays and takes the new attributes. With `keep`, what is there stays as
     it is. `layer`: names that begin with ".wh." remove others. `powers` are the new container's, None for all. `owners`
-    makes of a user and a group those that a file and its attributes get. Raises Damaged, and Stopped soon after
+    maps a user and a group to those that a file and its attributes get. Raises Damaged, and Stopped soon after
     `stopped` returns true; the tree is then half changed and must be thrown away.
     """
     try:
@@ -349,7 +349,7 @@ def _make(work: _Work, info: tarfile.TarInfo, place: _Place) -> None:
 
 
 def _require_ordered(info: tarfile.TarInfo, extents: Sequence[tuple[int, int]]) -> None:
-    """Refuse a map of holes that is not one of a file of that size, with each byte at most once."""
+    """Refuse a map of holes that exceeds the size of its file, or that has a byte twice."""
     done = 0
     for offset, length in extents:
         if offset < done or length < 0 or offset + length > info.size:

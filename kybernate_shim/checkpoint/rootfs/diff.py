@@ -45,8 +45,8 @@ def write_diff(
     `exclude` are the destinations of the container's mounts: what lies there is hidden, and was put there by the
     runtime. Other containers of the pod may change the tree meanwhile: they can make the diff fail, and no more. Raises
     Refused for what a layer cannot express (redirected directories, files without their data, names that
-    begin with ".wh."), NoRoom before a file that does not fit on the disk, OSError and other
-    OSErrors, and Stopped soon after `stopped` has become true; `target` does not exist then.
+    begin with ".wh."), NoRoom before a file that does not fit on the disk, OSError, and Stopped soon after `stopped`
+    returns true; `target` does not exist then.
     """
     hidden = names_of(exclude)
 

@@ -48,7 +48,7 @@ class Overlay:
     def has_unchanged(self, parts: Sequence[str]) -> bool:
         """Return whether the lower layers have a file of any kind at the path of these parts, none of which is a link.
 
-        What the upper layer does to it does not count. Also where the layers cannot be reached.
+        What the upper layer does to it does not count. True also where the layers cannot be reached.
         """
         layers = list(self.lower)
         for part in parts[:-1]:
@@ -90,7 +90,7 @@ class Overlay:
         return self._marked(directory, "opaque", b"y")
 
     def _marked(self, path: Path, mark: str, value: bytes | None = None) -> bool:
-        """Return whether a file of a layer has a mark of the overlay's, with that value."""
+        """Return whether a file of a layer has an overlay mark with that value."""
         try:
             found = os.getxattr(path, f"{self.private}{mark}", follow_symlinks=False)
         except OSError:
@@ -133,7 +133,7 @@ def _lower(options: Sequence[str], upper: Path) -> tuple[Path, ...]:
 
 
 def _is_directory(path: Path) -> bool:
-    """Return whether there is a directory, and no link to one."""
+    """Return whether the path is a directory, and not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -141,7 +141,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _directory(option: str) -> Path | None:
-    """Return the directory that a mount option names: as it is, or with the backslashes taken off that mount(2) needs.
+    """Return the directory that a mount option names: as it is, or without the backslashes that mount(2) needs.
 
     Kernels differ in which of the two they show.
     """

@@ -1,8 +1,8 @@
 """Puts the content of a pod's own volumes into those of a new pod, before anything of the container runs.
 
-A volume belongs to a pod, and not to a container: several containers of a pod may be restored, from images that each
-have the volume as it was at another time, and a container may be restored a second time, after it has written there. So
-the first restore of a pod fills the volume, and leaves a mark. A later restore adds files that are not there, and
+A volume belongs to a pod, and not to a container: several containers of a pod may be restored, each from an image that
+has the volume as it was at a different time, and a container may be restored a second time, after it has written there.
+So the first restore of a pod fills the volume, and leaves a mark. A later restore adds files that are not there, and
 changes none. And a restore into the very volume that the content is from, by a container that is restarted in its pod,
 does nothing there: other containers of the pod may have changed and removed files since.
 """
@@ -40,7 +40,7 @@ class PlacedVolume:
 
 
 def placed(volumes: Sequence[ImageVolume], spec: Spec, chosen: str, limit: int) -> list[PlacedVolume]:
-    """Return where the image's volumes come in the new container, all but those that its annotation leaves.
+    """Return where the image's volumes go in the new container, except those that its annotation leaves out.
 
     `chosen` is the value of that annotation, `limit` in bytes for all together. Raises Refused.
     """
@@ -81,7 +81,7 @@ def fill(
 ) -> int:
     """Fill the new pod's volumes from the files of `image`, whose `sizes` are known, and return the bytes written.
 
-    `owners` makes of a user and a group of the image those that a file gets.
+    `owners` maps a user and a group of the image to those that a file gets.
 
     Raises Failed, and Stopped soon after `stopped` returns true.
     """

@@ -66,7 +66,7 @@ class PodVolume:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which volumes are wanted: `only` those, None for all, but those to `leave`."""
+    """Which volumes are wanted: `only` these, or all where it is None, except those to `leave` out."""
 
     only: frozenset[str] | None = None
     leave: frozenset[str] = frozenset()
@@ -164,7 +164,7 @@ def _volume(spec: Spec, mount: Mapping[str, Any]) -> PodVolume | None:
 
 
 def renewed(spec: Spec, rootfs: Path) -> frozenset[str]:
-    """Return where a container has ConfigMaps, tokens, /etc/hosts and the like, whose content each pod has for itself.
+    """Return where a container has ConfigMaps, tokens, /etc/hosts and the like, of which each pod has its own.
 
     Links on the way are followed as for the mounts themselves.
     """

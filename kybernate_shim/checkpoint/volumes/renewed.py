@@ -5,7 +5,7 @@ own content, and in the volumes that the kubelet keeps up to date its real path 
 size and mode are taken out of the image, and the directory with the time becomes the kubelet's link to the latest one,
 also where it is watched by inotify.
 A file that an update has removed while it was open is the new pod's, too. Offsets stay: a read beyond the end of a
-shorter file ends there. What is mapped cannot be exchanged below its process, and is refused.
+shorter file ends there. What is mapped cannot be replaced under a running process, and is refused.
 Source: Kubernetes' pkg/volume/util/atomic_writer.go; CRIU's files-reg.c, `validate_file`.
 """
 
@@ -61,7 +61,7 @@ def _renew(file: criu.File, renewed: Mapping[int, str]) -> bool:
 def latest(name: bytes, destination: str) -> bytes:
     """Return a file's name with the kubelet's link in the place of the update that it was in.
 
-    Names of CRIU's begin with a slash or do not.
+    CRIU writes names with or without a leading slash.
     """
     above = os.fsencode(destination.strip("/"))
     found = re.fullmatch(rb"(/?" + re.escape(above) + rb"/)" + UPDATE + rb"(/.*)?", name, re.DOTALL)
@@ -77,6 +77,6 @@ def mapped(pids: Sequence[int], destinations: Collection[str]) -> Iterator[str]:
             found = {name for name in names if any(f"{name}/".startswith(f"{place}/") for place in destinations)}
             for name in sorted(found):
                 yield (
-                    f"{title_of(pid)} has {name!a} mapped, whose content is another one in every pod; a program that"
+                    f"{title_of(pid)} has {name!a} mapped, whose content differs in every pod; a program that"
                     " reads it instead can be restored"
                 )

@@ -77,7 +77,7 @@ class ChosenVolumes:
 def wanted(
     spec: Spec, config: Config, *, chosen: str = "", stopped: Callable[[], bool] = lambda: False
 ) -> ChosenVolumes:
-    """Find those of the pod's own volumes that an image is to have: as `chosen`, in the annotation's words, or by it.
+    """Find the pod's own volumes that an image is to have: those `chosen`, else those of the annotation.
 
     Raises Refused.
     """
@@ -99,7 +99,7 @@ def wanted(
 def measure(volumes: Iterable[PodVolume], check: Callable[[], None] = Stopping()) -> dict[str, int]:
     """Return about how many bytes the files of each volume take, by the volume's name. Raises OSError.
 
-    Counted are their content, holes aside, and what an image has for each of them besides.
+    This counts their content without holes, and what an image stores besides for each of them.
     """
     sizes: dict[str, int] = {}
     for volume in volumes:
@@ -120,7 +120,7 @@ def require_small(sizes: Mapping[str, int], limit: int) -> None:
 def save(what: ChosenVolumes, image: Path, *, stopped: Callable[[], bool] = lambda: False) -> tuple[ImageVolume, ...]:
     """Write the content of each volume into a file of its own in `image`, and return what the manifest has of them.
 
-    The files are all there or none.
+    Afterwards, either all of the files exist or none.
 
     Raises Refused, also where they have grown beyond the limit, NoRoom, OSError, and Stopped.
     """

@@ -1,7 +1,7 @@
-"""A container's cgroup, whichever version the host has: figures, processes, freezer, end.
+"""A container's cgroup, whichever version the host has: statistics, processes, freezer, end.
 
 On a hybrid host the controllers are in hierarchies of version 1 and the unified one only tracks processes, so version 1
-it is. Source: cgroups(7); the kernel's "Control Group v2" and "Control Groups version 1".
+is used. Source: cgroups(7); the kernel's "Control Group v2" and "Control Groups version 1".
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Cgroup:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is frozen, or still being frozen: a part of its processes may stand by then.
+        """Whether it is frozen, or being frozen: some of its processes may have stopped by then.
 
         Raises OSError when it is gone.
         """
@@ -176,7 +176,7 @@ class Cgroup:
         try:
             if self.version == 2:
                 _write(self.path() / "cgroup.kill", "1")
-                self.thaw()  # they die frozen, too, but runc would take the empty cgroup for a paused one
+                self.thaw()  # frozen ones die, too, but runc would report the empty cgroup as paused
                 return
         except OSError:
             pass  # before Linux 5.14, or gone
@@ -203,7 +203,7 @@ class Cgroup:
 
     @property
     def tracking(self) -> Path:
-        """The directory that is asked for the processes, the freezer's where version 1 has one."""
+        """The directory that lists the processes, the freezer's where version 1 has one."""
         if self.version == 2:
             return self.path()
         known = [self.directories[controller] for controller in TRACKING if controller in self.directories]

@@ -10,7 +10,7 @@ from kybernate_shim.linux.cgroup.cgroup import Cgroup
 from kybernate_shim.linux.cgroup.hierarchies import hierarchy_mounts
 from kybernate_shim.linux.mount.mountinfo import read_mountinfo
 
-UNLIMITED_V1 = 1 << 62  # version 1 says "no limit" by a huge number
+UNLIMITED_V1 = 1 << 62  # version 1 writes "no limit" as a huge number
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Where a process's cgroups are in the file system.
 
 /proc/<pid>/cgroup names them from the root of *our* cgroup namespace, mountinfo says which part of a hierarchy is
-mounted where, from the same root. A directory is what the two have in common. Source: cgroup_namespaces(7).
+mounted where, from the same root. The two together give the directory. Source: cgroup_namespaces(7).
 """
 
 from __future__ import annotations

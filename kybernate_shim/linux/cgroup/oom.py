@@ -1,6 +1,6 @@
-"""Notices of the kernel's killing a process of a container because its memory ran out.
+"""Notices that the kernel has killed a process of a container because memory ran out.
 
-A descriptor for an event loop, and the kernel's own count, which says that an event is a kill. Sources: inotify(7);
+A descriptor for an event loop, and the kernel's own count, which shows whether an event is a kill. Sources: inotify(7);
 "Control Group v2", memory.events; "Memory Resource Controller" (version 1), section 9 and 10.
 """
 

@@ -1,9 +1,9 @@
 """A mount of one file, attached nowhere, through which the file is opened for another process.
 
-A descriptor that a process has can be opened again by way of /proc/PID/fd, with all that the file's owner may: in a
-container, root is the owner of our files. It cannot do more than its mount lets it, and that can be taken away later:
-a mount becomes read-only if nothing is open for writing through it, wherever the descriptor is, also on its way
-through a socket, or only mapped.
+A descriptor that a process has can be opened again by way of /proc/PID/fd, with all rights of the file's owner: in a
+container, root is the owner of our files. It cannot do more than its mount allows, and that can be revoked later: a
+mount becomes read-only if nothing is open for writing through it, wherever the descriptor is, also on its way through a
+socket, or only mapped.
 Sources: open_tree(2), mount_setattr(2), proc(5), fcntl(2) "Leases".
 """
 
@@ -44,7 +44,7 @@ class FileMount:
         return os.open(f"/proc/self/fd/{self._fd}", flags | os.O_CLOEXEC)
 
     def end_writing(self) -> bool:
-        """Let nothing be opened for writing through the mount any more; return False where something still is."""
+        """Prevent further opens for writing through the mount; return False where something is still open."""
         try:
             self._set(syscalls.MOUNT_ATTR_RDONLY)
         except OSError as error:

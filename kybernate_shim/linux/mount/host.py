@@ -1,7 +1,8 @@
 """Mounts that the node's other services have to see.
 
-systemd gives a service with ProtectSystem= and the like a mount namespace of its own, which gets the host's mounts, and
-gives it none. So what such a service mounts for others, it mounts in the namespace of the first process.
+systemd gives a service with ProtectSystem= and the like a mount namespace of its own, which receives the host's mounts,
+and propagates none to the host. So what such a service mounts for others, it mounts in the namespace of the first
+process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SECONDS = 30.0
 
 
 def is_apart() -> bool:
-    """Return whether this process has another mount namespace than the first one of the node."""
+    """Return whether this process has a different mount namespace from the node's first process."""
     try:
         return HOST.stat().st_ino != OWN.stat().st_ino
     except OSError:

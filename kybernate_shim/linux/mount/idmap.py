@@ -91,7 +91,7 @@ def _translate(mount: int, namespace: int, attributes: int = 0) -> None:
 
 @contextmanager
 def _child_in_user_namespace() -> Iterator[int]:
-    """Fork, because a process with threads cannot change its own user namespace, and posix_spawn knows none."""
+    """Fork, because a process with threads cannot change its own user namespace, and posix_spawn has no such option."""
     ready, writing = os.pipe()
     hold, release = os.pipe()
     pid = os.fork()
@@ -113,7 +113,7 @@ def _child_in_user_namespace() -> Iterator[int]:
 
 
 def _stay(writing: int, hold: int, others: Sequence[int]) -> None:
-    """Be the child: enter a user namespace, say errno or 0, and end when the parent closes its pipe or dies."""
+    """Be the child: enter a user namespace, report errno or 0, and end when the parent closes its pipe or dies."""
     number = 0
     try:
         for fd in others:

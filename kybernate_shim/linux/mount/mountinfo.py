@@ -36,7 +36,7 @@ def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
 
 
 def read_cgroup_mounts() -> list[MountPoint]:
-    """Return our mounts of cgroup hierarchies, of either version: few among a mount or more for each container."""
+    """Return our mounts of cgroup hierarchies, of either version: a few among at least one mount for each container."""
     return [parse_line(line) for line in _lines("self") if b" - cgroup" in line]
 
 
@@ -95,7 +95,7 @@ def _lines(pid: int | str) -> list[bytes]:
 
 
 def _is_beneath(line: bytes, path: bytes) -> bool:
-    """Return whether a line may be of a mount at `path` or below, before the price of parsing it is paid."""
+    """Return whether a line may be of a mount at `path` or below, before the cost of parsing it."""
     place = line.split(b" ", 5)[4]
     return b"\\" in place or place.startswith(path)
 

@@ -65,7 +65,7 @@ class MountOptions:
 
 
 def parse_options(words: Sequence[str]) -> MountOptions:
-    """Sort option words; of contradicting ones the last wins, as with mount(8). An unknown word is data."""
+    """Sort option words; of contradictory ones the last wins, as with mount(8). An unknown word is data."""
     flags, loop = 0, False
     data: list[str] = []
     propagation: list[int] = []

@@ -1,7 +1,7 @@
 """Overlay mounts, also of images with so many layers that mount(2) cannot take their names.
 
-mount(2) copies at most one page of options and cuts the rest off without a word. Three ways, in this order: the options
-as they are; lower directories relative to their common parent; one call per layer, which Linux 6.8 offers.
+mount(2) copies at most one page of options and silently cuts off the rest. Three ways, in this order: the options as
+they are; lower directories relative to their common parent; one call per layer, which Linux 6.8 offers.
 Sources: mount(2); the kernel's "Overlay Filesystem"; fsopen(2).
 """
 
@@ -38,7 +38,7 @@ def mount_overlay(source: str, target: str, flags: int, options: Sequence[str]) 
 
 
 def fits(options: Sequence[str]) -> bool:
-    """Return whether mount(2) takes these options: a page, less the NUL at its end."""
+    """Return whether mount(2) accepts these options: at most a page, including the NUL at the end."""
     return len(os.fsencode(",".join(options))) < os.sysconf("SC_PAGE_SIZE")
 
 

@@ -121,7 +121,7 @@ def _unmount(path: Path, flags: int = 0) -> OSError | None:
     try:
         syscalls.umount(str(path), flags | syscalls.UMOUNT_NOFOLLOW)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOENT):  # these two: it is not mounted (any more)
+        if error.errno not in (errno.EINVAL, errno.ENOENT):  # with these two, it is not mounted (any more)
             return error
     return None
 

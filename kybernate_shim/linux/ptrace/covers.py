@@ -3,8 +3,9 @@
 When NVIDIA's driver checkpoints a process, it replaces its mappings of the devices by reserved addresses without
 access. But calls such as cuEventQuery, cuStreamQuery, cuStreamSynchronize, cuEventSynchronize and cuEventElapsedTime
 read the GPU's semaphores there before they wait for the driver's lock, so that a program that polls an event dies by
-SIGSEGV, also where the driver's own tool has it checkpointed. With empty memory in that place they find all work done,
-as it is: the driver has waited for it. At its restore the driver maps its own at the same addresses again.
+SIGSEGV, also where the driver's own tool has it checkpointed. With empty memory in that place they see all work as
+done, which it is: the driver has waited for it. At a restore the driver maps its own memory at the same addresses
+again.
 Source: measured with driver 580.159 on an H200; all 31 mappings of a context came back, and nothing of this was left.
 """
 

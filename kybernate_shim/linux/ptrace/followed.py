@@ -1,6 +1,6 @@
 """One thread of another process that is followed through its own system calls, and whose arguments may be changed.
 
-What a thread of another process is made to call is tracee.py's; here it makes calls of its own.
+tracee.py makes a thread execute calls; here it executes calls of its own.
 Source: ptrace(2), "Syscall-stops".
 """
 
@@ -19,7 +19,7 @@ from kybernate_shim.linux.ptrace.tracee import AT_ENTRY, CALL_STOP, TargetEnded,
 
 
 class Changed(NamedTuple):
-    """A call whose arguments are others than the thread's own: where it is, and both, by their index."""
+    """A call whose arguments differ from the thread's own: where it is, and both values, by index."""
 
     place: tuple[int, int]
     arguments: Mapping[int, int]
@@ -60,7 +60,7 @@ class FollowedTracee(Tracee):
         return ctypes.c_int64(self._call_info().words[0]).value
 
     def call_here(self, number: int, arguments: Sequence[int], deadline: float) -> int:
-        """Do as `call` at the exit of one of the thread's own calls, by the very instruction of that."""
+        """Do as `call` at the exit of one of the thread's own calls, with the instruction of that call."""
         try:
             address = self._registers()[self._abi.pc] - len(self._abi.instruction)
         except OSError as error:
@@ -70,7 +70,7 @@ class FollowedTracee(Tracee):
     def change_arguments(self, changes: Mapping[int, int]) -> Changed:
         """Change arguments, by their index, of the call that `entered` has returned.
 
-        They have to be put back at the call's exit: a program takes all but the result for unchanged.
+        They have to be put back at the call's exit: a program expects all but the result to be unchanged.
         Raises TargetEnded where the thread has left that call: a program that is replaced by execve(2) may get its
         thread id.
         """
@@ -104,7 +104,7 @@ class FollowedTracee(Tracee):
         self._set_registers(registers)
 
     def leave(self) -> None:
-        """Detach a thread that is stopped at a call or about to be, and wait for one deep in the kernel."""
+        """Detach a thread that is stopped at a call or about to be, and wait for one that is blocked in the kernel."""
         if self._own is not None:  # a call of ours has not come to its end
             self.detach()
             return

@@ -18,7 +18,7 @@ MAP_POPULATE = 0x8000
 FLAGS, DESCRIPTOR, OFFSET = 3, 4, 5  # of mmap's arguments
 NONE = 2**32 - 1  # the descriptor -1, of which only 32 bits count
 PAUSE = 0.0001  # between two looks; the driver makes some 1000 calls for a checkpoint
-END_SECONDS = 5.0  # for threads to come out of the kernel, which takes microseconds where nothing is wrong
+END_SECONDS = 5.0  # for threads to come out of the kernel, which normally takes microseconds
 
 Call = Callable[..., int]  # makes a system call in the thread, by its number; negative results are -errno
 
@@ -71,8 +71,8 @@ class MmapInterception:
         self._abi = own_abi()
         self._plan = plan
         self._seconds = seconds
-        self._over = False  # there is nothing to look for any more
-        self._changed: tuple[int, Changed] | None = None  # who is in the changed call, and what it was
+        self._over = False  # nothing is left to watch for
+        self._changed: tuple[int, Changed] | None = None  # the thread in the changed call, and that call
         self._failure: BaseException | None = None
         self._ready, self._end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mapping-catch", daemon=True)
@@ -86,9 +86,9 @@ class MmapInterception:
             raise self._failure
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """Let the threads go, one in the changed call behind that.
+        """Release the threads, one in the changed call after that call.
 
-        One that is so deep in the kernel that it takes longer than `seconds` is detached when it leaves the kernel.
+        One that stays in the kernel for longer than `seconds` is detached when it leaves the kernel.
         """
         self._end.set()
         self._thread.join(seconds)

@@ -1,9 +1,9 @@
 """A file of ours mapped into another process, in place of private memory that it has there.
 
-The process has no path to the file: it may be in other namespaces. So it is made, by ptrace, to open a pair of
-sockets; we take one end, and hand it the file's descriptor through that. All of it is closed again; what stays is the
-mapping. What the page of the process says may be changed by its other threads: no step waits for what they do, and the
-descriptor is compared with ours. The process may keep it: map no more than the process may keep.
+The process has no path to the file: it may be in other namespaces. So it is made, by ptrace, to open a pair of sockets;
+we take one end, and hand it the file's descriptor through that. All of it is closed again; what stays is the mapping.
+Other threads of the process may change the content of that page: no step waits for them, and the descriptor is compared
+with ours. The process may keep it: map no more than the process may keep.
 Sources: pidfd_getfd(2), unix(7) "Ancillary messages", cmsg(3).
 """
 
@@ -61,7 +61,7 @@ class RemotePage:
     def give_shareable(self, fd: int) -> int:
         """Give the process our descriptor, and return its number there; the caller closes it.
 
-        What guards the process may forbid it to map the file as shared memory; that is a failure here, and not later.
+        A security policy may forbid the process to map the file as shared memory; that fails here, and not later.
         """
         abi = self._held.abi
         theirs = self._hand_over(fd)
@@ -96,7 +96,7 @@ class RemotePage:
 
 @contextmanager
 def remote_page(held: SeizedProcess) -> Iterator[RemotePage]:
-    """Have the process of `held` take part for as long as the body runs. Raises InjectionFailed."""
+    """Prepare the process of `held` for this, for as long as the body runs. Raises InjectionFailed."""
     abi = held.abi
     with ExitStack() as undo:
 

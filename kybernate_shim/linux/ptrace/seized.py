@@ -28,17 +28,17 @@ MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x1, 0x2, 0x1
 MADV_DONTNEED, MADV_DONTFORK, MADV_HUGEPAGE, MADV_DONTNEED_LOCKED = 4, 10, 14, 24
 STEP_BYTES = 1 << 30  # of one madvise: its deadline need not grow with the range, other threads get to map between two
 DEADLINE = 10.0
-EASILY_STOPPED = "RSTt"  # not D: a thread deep in a driver stops when that lets it
+EASILY_STOPPED = "RSTt"  # not D: a thread in a driver stops only when the driver lets it
 
 
 class SeizedProcess:
     """Threads of one process, stopped as long as the context lasts.
 
     With `spare`, all threads are stopped but those whose name it accepts, and the main thread in any case: its name is
-    the program's, which may be any. Without, it is one thread that stops readily, which is enough to make calls. Every
-    step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the kernel kills the process if we end
-    while it is held, where it would let its threads go otherwise. Raises InjectionFailed; nothing is held and nothing
-    has been changed then. The methods may be called from any thread.
+    that of the program, which may be anything. Without, it is one thread that stops readily, which is enough to make
+    calls. Every step takes at most `seconds`: a frozen target cannot be stopped. With `tied`, the kernel kills the
+    process if we end while it is held, where it would otherwise release its threads. Raises InjectionFailed; nothing is
+    held and nothing has been changed then. The methods may be called from any thread.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class SeizedProcess:
     def _call(self, number: int, arguments: tuple[int, ...]) -> int:
         tracee = next(iter(self._tracees.values()))
         try:
-            if not _is_instruction(tracee.tid, self._instruction, self._abi):  # to find it takes 10 ms in a large map
+            if not _is_instruction(tracee.tid, self._instruction, self._abi):  # finding it takes 10 ms in a large map
                 self._instruction = _find_instruction(tracee.tid, self._abi)
         except (FileNotFoundError, ProcessLookupError):
             raise TargetEnded(f"process {self._pid} has ended") from None
@@ -176,7 +176,7 @@ class SeizedProcess:
             raise TargetEnded(f"process {self._pid} has no thread to stop")
 
     def _tie(self) -> None:
-        """Only when all have stopped: one that has not is detached only when the tracing thread ends."""
+        """Tie it only when all threads have stopped: one that has not is detached only when the tracing thread ends."""
         for tid, tracee in list(self._tracees.items()):
             try:
                 tracee.tie()
@@ -204,9 +204,9 @@ def drop_pages_of(held: SeizedProcess, pid: int, start: int, size: int) -> None:
 
 
 def advise_huge_pages(pid: int, start: int, size: int, *, seconds: float = DEADLINE) -> None:
-    """Have a range of process `pid` filled with transparent huge pages, where the node allows them on advice.
+    """Have a range of process `pid` filled with transparent huge pages, where the node allows them by madvise.
 
-    Raises InjectionFailed; nothing depends on it.
+    Raises InjectionFailed, which can be ignored.
     """
     with SeizedProcess(pid, seconds=seconds) as held:
         done = held.madvise(start, size, MADV_HUGEPAGE)

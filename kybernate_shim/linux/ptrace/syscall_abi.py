@@ -1,4 +1,4 @@
-"""How a CPU makes a system call: instruction, registers and numbers, for those who make one in another process.
+"""How a CPU makes a system call: instruction, registers and numbers, for making one in another process.
 
 Registers are indices of 64-bit words in what PTRACE_GETREGSET(NT_PRSTATUS) gives: the kernel's user_regs_struct on
 x86-64, its user_pt_regs on arm64. Sources: asm/ptrace.h of both, syscall(2), the kernel's generic call numbers.
@@ -102,7 +102,7 @@ ARM64 = Abi(
     arguments=(0, 1, 2, 3, 4, 5),
     result=0,
     pc=32,
-    under_way=-1,  # arm64 has set the registers for the restart before it stops for a tracer
+    under_way=-1,  # arm64 sets the registers for the restart before it stops for a tracer
     branch_state=(33, 0b11 << 10),  # pstate.BTYPE
     madvise=233,
     getpid=172,

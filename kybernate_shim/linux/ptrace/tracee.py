@@ -4,10 +4,10 @@ Stops are waited for with a deadline, because a frozen thread never stops. Syste
 PTRACE_SYSCALL, not by single steps: those raise SIGTRAP, which costs a target that ignores it its signal disposition.
 
 Another process may have the target's code as memory that it can write, so which call the thread makes is known only at
-the call's entry. There it is compared with the one that was asked for, and another one is taken back: its number
-becomes -1, and the kernel executes nothing. The kernel asks seccomp after that stop (since Linux 4.8), so the target's
-filters are suspended there, for the one call, and nowhere else. A call that is taken back passes them as well: a
-filter may end its process for the number -1.
+the call's entry. There it is compared with the requested one, and a different one is cancelled: its number becomes -1,
+and the kernel executes nothing. The kernel asks seccomp after that stop (since Linux 4.8), so the target's filters are
+suspended there, for the one call, and nowhere else. A cancelled call passes them as well: a filter may end its process
+for the number -1.
 Source: ptrace(2), "Stopped states", "Syscall-stops" and "PTRACE_SEIZE"; the kernel's kernel/entry/common.c.
 """
 
@@ -52,8 +52,8 @@ class TargetUnresponsive(InjectionFailed):
 class Injections:
     """Counts the threads of other processes that have our registers in place of their own.
 
-    A process that ends meanwhile takes the own ones along: the kernel kills such a thread's process then, which would
-    continue with the result of our call for that of its own.
+    If this process ends meanwhile, their own registers are lost. Then the kernel kills the process of such a thread,
+    which would otherwise continue with the result of our call in place of its own.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Tracee:
             raise self._translated(error) from error
 
     def _suspend_seccomp(self) -> None:
-        """A profile of the container may forbid the call to its own processes; needs CAP_SYS_ADMIN, else stays."""
+        """Suspend seccomp's filters, which may forbid the call. Without CAP_SYS_ADMIN, they stay in force."""
         try:
             ptrace(SETOPTIONS, self.tid, 0, self._options | requests.O_EXITKILL | O_SUSPEND_SECCOMP)
         except OSError as error:
@@ -221,7 +221,7 @@ class Tracee:
         """Run to the entry of a call, or from there to its exit.
 
         SIGSTOP cannot be blocked: it is delivered, and the group stop that follows does not concern a tracee. Any other
-        signal is a fault of code that is not what it was; it is not delivered.
+        signal is a fault of code that has changed; it is not delivered.
         """
         number = 0
         while True:
@@ -273,7 +273,7 @@ class Tracee:
         self._forget()
 
     def _forget(self) -> None:
-        """Keep nothing of the thread's own: it has that again, or has ended."""
+        """Forget the thread's own registers: it has them again, or has ended."""
         if self._own is not None:
             self._own = None
             injections.end()

@@ -18,6 +18,7 @@ from kybernate.agent.inventory.containers import SETTLED_SECONDS, Containers
 from kybernate.agent.watch.hub import Hub
 from kybernate.messages import agent_pb2 as api
 from kybernate.node.containerd import STATES
+from kybernate.node.lookup import gpu_word
 from tests.unit.agent.fake_node import NAMESPACE, FakeNode
 from tests.unit.agent.test_hub import MemoryHistory
 
@@ -117,7 +118,8 @@ def test_containers_that_are_there_already_are_found_without_events() -> None:
     node.start("b")
 
     async def work(agent: Agent) -> None:
-        assert (agent.of("a").gpu, agent.of("a").vram_bytes, agent.of("a").foreign) == ("suspended", 7, False)
+        one = agent.of("a")
+        assert (one.gpu, one.vram_bytes, one.foreign) == (api.Container.SUSPENDED, 7, False)
         assert (agent.of("b").state, agent.of("b").foreign) == (api.Container.RUNNING, True)
         assert agent.noted == []
 
@@ -180,7 +182,7 @@ def test_suspend_behind_the_agents_back_is_noticed_and_polled_while_it_runs() ->
     node.start("a")
 
     async def work(agent: Agent) -> None:
-        assert agent.of("a").gpu == "attached"
+        assert agent.of("a").gpu == api.Container.ATTACHED
         node.begin("a", "suspend")
         await until(lambda: agent.of("a").operation == "suspend")
         looks = len(node.asked)
@@ -190,7 +192,7 @@ def test_suspend_behind_the_agents_back_is_noticed_and_polled_while_it_runs() ->
         agent.time += 0.6
         await until(lambda: len(node.asked) > looks)
         node.end("a", "suspend", gpu="suspended", suspended=True)
-        await until(lambda: agent.of("a").gpu == "suspended")
+        await until(lambda: agent.of("a").gpu == api.Container.SUSPENDED)
         agent.time += SETTLED_SECONDS  # the one look after the connection
         await until(lambda: agent.containers._resync > agent.time)
         await until(lambda: not agent.containers._looks)
@@ -234,7 +236,7 @@ def test_suspend_whose_event_is_lost_with_containerd_is_recorded_once() -> None:
         node.fall()
         node.end("a", "suspend", gpu="suspended", suspended=True)
         node.up = True
-        await until(lambda: agent.of("a").gpu == "suspended")
+        await until(lambda: agent.of("a").gpu == api.Container.SUSPENDED)
         node.end("a", "suspend")  # the shim's queue delivers late
         node.end("a", "checkpoint")
         await until(lambda: "container.checkpointed" in agent.types("a"))
@@ -294,12 +296,12 @@ def test_gpus_of_a_suspended_container_are_kept() -> None:
         agent.containers.set_gpus({key: ["GPU-1"]})
         assert agent.of("a").gpu_uuids == ["GPU-1"]
         node.end("a", "suspend", gpu="suspended", suspended=True)
-        await until(lambda: agent.of("a").gpu == "suspended")
+        await until(lambda: agent.of("a").gpu == api.Container.SUSPENDED)
         agent.containers.set_gpus({})
         assert agent.of("a").gpu_uuids == ["GPU-1"]
         node.statuses["a"].suspended = False
         node.end("a", "resume", gpu="attached")
-        await until(lambda: agent.of("a").gpu == "attached")
+        await until(lambda: agent.of("a").gpu == api.Container.ATTACHED)
         agent.containers.set_gpus({})
         assert agent.of("a").gpu_uuids == []
 
@@ -399,7 +401,7 @@ class Following(RuleBasedStateMachine):
         return self.there() == {id: self.expected(id) for id in self.node.records}
 
     def there(self) -> dict[str, tuple[api.Container.State, int, str]]:
-        return {one.id: (one.state, one.pid, one.gpu) for one in self.agent.hub.objects("container")}
+        return {one.id: (one.state, one.pid, gpu_word(one.gpu)) for one in self.agent.hub.objects("container")}
 
     def expected(self, id: str) -> tuple[api.Container.State, int, str]:
         task = self.node.task_of.get(id)

@@ -19,7 +19,7 @@ from kybernate.agent.inventory.gpus import Activity, Gpus, Users, cgroup_of, con
 from kybernate.agent.inventory.happenings import happenings
 from kybernate.agent.inventory.node_facts import NodeFacts, memory_message
 from kybernate.agent.inventory.notices import ENDED, Notice, notice_of
-from kybernate.agent.inventory.state import Reported, known, message_of, poll_seconds
+from kybernate.agent.inventory.state import GPU_STATES, Reported, known, message_of, poll_seconds
 from kybernate.agent.inventory.tiers import Tiers, Usage
 from kybernate.agent.inventory.workload import workload_of
 from kybernate.agent.watch.hub import Hub
@@ -27,12 +27,14 @@ from kybernate.messages import agent_pb2 as api
 from kybernate.messages import containers_pb2
 from kybernate.node.containerd import ContainerdRefused, ContainerdUnreachable
 from kybernate.node.finding import HealthFinding
+from kybernate.node.lookup import gpu_word
 from kybernate_shim.config import Config
 from kybernate_shim.gpu.errors import CudaUnavailable
 from kybernate_shim.gpu.helper_answers import CudaInfo, NodeGpu
 from kybernate_shim.messages import events_pb2, process_pb2, types_pb2
 from kybernate_shim.messages import shim_pb2 as wire
 from kybernate_shim.messages.any import pack
+from kybernate_shim.task import gpu_states
 from tests.unit.agent.test_hub import MemoryHistory
 
 TOPIC = re.compile(r"(/[A-Za-z0-9]+([._-][A-Za-z0-9]+)*)+")  # what containerd accepts
@@ -78,8 +80,19 @@ def test_workload_is_the_owner_of_the_pod(pod: str, labels: dict[str, str], expe
 )
 def test_gpu_state_is_empty_where_a_container_has_no_gpu(spec: Any, expected: str) -> None:
     one = known("default", record(spec), process_pb2.Process(pid=7, status="RUNNING"), {})
-    assert message_of(one, Reported(wire.Container(gpu="attached"))).gpu == expected
-    assert message_of(one, Reported(wire.Container(gpu="suspended"))).gpu == "suspended"
+    assert gpu_word(message_of(one, Reported(wire.Container(gpu="attached"))).gpu) == expected
+    assert message_of(one, Reported(wire.Container(gpu="suspended"))).gpu == api.Container.SUSPENDED
+
+
+@pytest.mark.parametrize("said", ["", *gpu_states.STARTS])
+def test_each_gpu_state_of_a_shim_keeps_its_word(said: str) -> None:
+    assert gpu_word(GPU_STATES[said]) == said
+
+
+@pytest.mark.parametrize("said", ["partly suspended", "hibernating", "SUSPENDED", "no_gpu", "\N{SNOWMAN}"])
+def test_gpu_state_of_a_shim_of_another_release_is_other(said: str) -> None:
+    one = known("default", record({}), None, {})
+    assert gpu_word(message_of(one, Reported(wire.Container(gpu=said))).gpu) == "other"
 
 
 NAMES = st.sampled_from(["process", "env", "linux", "devices", "path", "annotations", "x"])

@@ -75,7 +75,7 @@ def test_prometheus_gets_counters_and_what_is_known_now() -> None:
         gpu=[wire.Gpu(uuid="GPU-1", model="H200", total_bytes=10, used_bytes=4, free_bytes=6)],
         tier=[wire.Tier(name="disk", capacity_bytes=100, used_bytes=5, images=3)],
         operation=[operation(wire.RUNNING), operation(wire.SUCCEEDED, "b")],
-        container=[wire.Container(gpu="suspended"), wire.Container(), wire.Container(sandbox=True)],
+        container=[wire.Container(gpu="SUSPENDED"), wire.Container(), wire.Container(sandbox=True)],
     )
 
     async def main() -> str:

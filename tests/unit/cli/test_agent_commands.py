@@ -143,7 +143,7 @@ def test_top_prints_its_page_for_scripts(node: Node, agent: FakeAgent) -> None:
     agent.changes = [
         wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_BEGIN),
         wire.Change(gpu=wire.Gpu(index=0, model="H200", uuid="GPU-1", total_bytes=4 << 30, used_bytes=1 << 30)),
-        wire.Change(container=wire.Container(id="c1", title="team-a/web-0/web", state="RUNNING", gpu="suspended")),
+        wire.Change(container=wire.Container(id="c1", title="team-a/web-0/web", state="RUNNING", gpu="SUSPENDED")),
         wire.Change(tier=wire.Tier(name="disk", images=3, used_bytes=1 << 30, free_bytes=1 << 30)),
         wire.Change(bookmark=wire.BOOKMARK_SNAPSHOT_END),
     ]
@@ -243,7 +243,7 @@ def test_failed_verb_has_the_agents_words(node: Node, agent: FakeAgent) -> None:
 def test_ps_has_what_the_agent_knows(node: Node, agent: FakeAgent) -> None:
     agent.containers = [
         wire.Container(namespace="k8s.io", id="c1", title="team-a/web-0/web", pod_namespace="team-a", pod="web-0",
-                       name="web", state="RUNNING", gpu="suspended", pid=7, image="web:1", operation="op-1"),
+                       name="web", state="RUNNING", gpu="SUSPENDED", pid=7, image="web:1", operation="op-1"),
         wire.Container(namespace="k8s.io", id="c2", title="c2", state="RUNNING", problem="its shim does not answer"),
         wire.Container(namespace="k8s.io", id="s", title="team-a/web-0/(sandbox)", sandbox=True),
     ]  # fmt: skip
@@ -266,7 +266,7 @@ def test_ps_has_what_the_agent_knows(node: Node, agent: FakeAgent) -> None:
     assert "its shim does not answer" in result.stderr
     assert "web:1" in node.run("ps", "-o", "wide").stdout
     assert [one["container"] for one in yaml.safe_load(node.run("ps", "-o", "yaml").stdout)] == ["c2", "c1"]
-    assert node.json("ps")[1]["phase"] == "resume"
+    assert (node.json("ps")[1]["phase"], node.json("ps")[1]["gpu"]) == ("resume", "suspended")
 
 
 def test_restore_in_the_background_is_the_agents(node: Node, agent: FakeAgent) -> None:

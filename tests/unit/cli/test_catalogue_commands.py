@@ -124,7 +124,7 @@ def test_status_is_the_agents_where_the_shims_are_out_of_reach(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     agent.push(operation("op-1", wire.RUNNING, verb="suspend", progress=wire.Progress(step="lock")))
-    agent.containers = [wire.Container(namespace="k8s.io", id="c1", state="RUNNING", gpu="attached", operation="op-1")]
+    agent.containers = [wire.Container(namespace="k8s.io", id="c1", state="RUNNING", gpu="ATTACHED", operation="op-1")]
     assert "lock" in node.run("status", "c1").stdout
     assert node.json("status", "c1")["phase"] == "suspend"
     node.run("status", "c2", status=3)

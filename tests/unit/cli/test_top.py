@@ -45,7 +45,7 @@ def changes() -> list[wire.Change]:
     busy = [
         wire.Container(
             namespace="k8s.io", id=f"c{n}", title=f"team/model-{n}/main", started=at(NOW - 60 * n),
-            state="PAUSED" if n % 3 == 1 else "RUNNING", gpu="suspended" if n % 3 == 1 else "attached",
+            state="PAUSED" if n % 3 == 1 else "RUNNING", gpu="SUSPENDED" if n % 3 == 1 else "ATTACHED",
             vram_bytes=(9 - n) * GIB if n % 3 == 1 else 0, operation="op-1" if n == 1 else "",
         )
         for n in range(1, 9)

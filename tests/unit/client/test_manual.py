@@ -19,7 +19,7 @@ from tests.unit.agent.access.authority import Authority
 
 def test_client(fake: FakeAgent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("KYBERNATE_AGENT", str(fake.socket))
-    fake.containers = [wire.Container(title="team-a/web-0", state=wire.Container.RUNNING, gpu="attached")]
+    fake.containers = [wire.Container(title="team-a/web-0", state=wire.Container.RUNNING, gpu="ATTACHED")]
     dump = wire.Operation(state=wire.RUNNING, progress=wire.Progress(step="dump", done_bytes=5, total_bytes=9))
     error = wire.Error(message="no room", state="nothing was created", advice="make room")
 
@@ -31,7 +31,7 @@ def test_client(fake: FakeAgent, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     fake.script = states
     exec(compile(block("docs/client.md", "client").text, "docs/client.md", "exec"), {})
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "team-a/web-0 RUNNING attached"
+    assert said[0] == "team-a/web-0 RUNNING ATTACHED"
     assert "dump 5 9 0.0" in said
     assert said[-1] == "restore of web-0-again failed: no room nothing was created make room"
     restore = fake.requests[-1]

@@ -23,7 +23,7 @@ QWEN = Model("qwen", "http://h", container="ai/qwen-0")
 
 def container(gpu: str = "attached", state: str = "running", **more: object) -> wire.Container:
     names = {"id": "c1", "namespace": "k8s.io", "title": "ai/qwen-0/server", "pod_namespace": "ai", "pod": "qwen-0"}
-    return wire.Container(**names, state=state.upper(), gpu=gpu, **more)
+    return wire.Container(**names, state=state.upper(), gpu=gpu.upper() or "NO_GPU", **more)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def container(gpu: str = "attached", state: str = "running", **more: object) -> 
         ("attached", "running", Phase.AWAKE), ("", "running", Phase.AWAKE), ("suspended", "running", Phase.ASLEEP),
         ("suspending", "running", Phase.SUSPENDING), ("resuming", "running", Phase.WAKING),
         ("checkpointing", "running", Phase.AWAKE), ("suspended", "paused", Phase.ASLEEP), ("", "stopped", Phase.ABSENT),
-        ("stuck", "running", Phase.ASLEEP), ("partly suspended", "running", Phase.ASLEEP),
+        ("stuck", "running", Phase.ASLEEP), ("other", "running", Phase.AWAKE),
         ("", "created", Phase.ABSENT),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kybernate.messages.agent_pb2 import Container
 from kybernate.node.failure import Refused
 from kybernate.up import probing
 from kybernate.up.keeper import Keeper
@@ -88,7 +89,7 @@ class Node:
 
     async def container(self, name: str) -> SimpleNamespace:
         await asyncio.sleep(0)
-        return SimpleNamespace(gpu="attached" if name.rpartition("/")[2] in self.awake else "none")
+        return SimpleNamespace(gpu=Container.ATTACHED if name.rpartition("/")[2] in self.awake else Container.NO_GPU)
 
     async def suspend(self, name: str) -> SimpleNamespace:
         async def result() -> SimpleNamespace:

@@ -164,9 +164,9 @@ def test_refused_action_is_not_repeated_immediately(tmp_path: Path) -> None:
 
 def test_suspended_container_without_a_pod_is_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, policy=Policy(park_after=100.0))
-    alone = wire.Container(namespace="default", id="c1", gpu="suspended", vram_bytes=MIB)
-    of_a_pod = wire.Container(namespace="k8s.io", id="c2", gpu="suspended", pod="p", pod_namespace="team-a")
-    world.containers = [alone, of_a_pod, wire.Container(namespace="default", id="c3", gpu="attached")]
+    alone = wire.Container(namespace="default", id="c1", gpu="SUSPENDED", vram_bytes=MIB)
+    of_a_pod = wire.Container(namespace="k8s.io", id="c2", gpu="SUSPENDED", pod="p", pod_namespace="team-a")
+    world.containers = [alone, of_a_pod, wire.Container(namespace="default", id="c3", gpu="ATTACHED")]
     assert world.step() == []  # since now
     now = keeper.time.time()
     monkeypatch.setattr(world.keeper, "_clock", SimpleNamespace(read=lambda: (now + 200, True)))

@@ -73,7 +73,7 @@ class FakeNode:
             id=name,
             title=name,
             name=name,
-            gpu=gpu,
+            gpu=gpu.upper() or "NO_GPU",
             pid=1,
             state=wire.Container.RUNNING if gpu else wire.Container.CREATED,
         )
@@ -95,7 +95,7 @@ class FakeNode:
         """Start a created container as its shim does."""
         async with self.room.taken(Taker(*key), lambda reason: None):
             pass
-        self.known[key].state, self.known[key].gpu = wire.Container.RUNNING, "attached"
+        self.known[key].state, self.known[key].gpu = wire.Container.RUNNING, wire.Container.ATTACHED
         self._hold(key)
         self.changed()
 
@@ -204,7 +204,7 @@ class FakeNode:
 
     async def _changed(self, key: Key, during: str, then: str) -> Outcome:
         before = self.known[key].gpu
-        self.known[key].gpu = during
+        self.known[key].gpu = wire.Container.GpuState.Value(during.upper())
         await asyncio.sleep(0.001)
         while self.holding_up:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.001)
@@ -213,7 +213,7 @@ class FakeNode:
         if key[1] in self.failing:
             self.known[key].gpu = before
             return Outcome(False, "the driver has refused")
-        self.known[key].gpu = then
+        self.known[key].gpu = wire.Container.GpuState.Value(then.upper())
         self.done.append(f"{then} {key[1]}")
         if then == "attached":
             self._hold(key)

@@ -11,6 +11,7 @@ import pytest
 
 from kybernate.agent.seats import arbiter as arbiter_module
 from kybernate.agent.seats.claims import Key
+from kybernate.messages import agent_pb2 as wire
 from kybernate.seats.model import Rules
 from kybernate.verbs.room import Taker
 from tests.unit.agent.seats.fake_seats import RULES, FakeNode, until
@@ -346,7 +347,7 @@ def test_what_was_let_in_has_its_room_whatever_is_reported_of_it() -> None:
         async with node.arbitrating() as arbiter:
             await until(lambda: node.status(a) == "active")
             async with node.room.taken(Taker(*a, operation="a"), lambda reason: None):
-                node.known[a].gpu = "suspended"
+                node.known[a].gpu = wire.Container.SUSPENDED
                 node.holding.clear()
                 arbiter.ask(b, "api")
                 await until(lambda: node.status(a) == "waking")
@@ -373,7 +374,7 @@ def test_an_outcome_counts_once_the_node_has_been_looked_at(missing: str) -> Non
             await until(lambda: node.status(a) == "active")
             node.failing, node.holding_up = {"a"}, True
             arbiter.ask(b, "api")
-            await until(lambda: node.known[a].gpu == "suspending")
+            await until(lambda: node.known[a].gpu == wire.Container.SUSPENDING)
             memory = node.holding.pop(a)  # for a moment
             assert await arbiter.look()
             node.holding[a] = memory
@@ -382,7 +383,7 @@ def test_an_outcome_counts_once_the_node_has_been_looked_at(missing: str) -> Non
             for _ in range(20):
                 node.changed()
                 await asyncio.sleep(0.001)
-            assert (node.status(a), node.known[b].gpu) == ("suspending", "suspended")
+            assert (node.status(a), node.known[b].gpu) == ("suspending", wire.Container.SUSPENDED)
             node.failing = set()
             setattr(node, missing, False)
             await until(lambda: node.status(b) == "active")

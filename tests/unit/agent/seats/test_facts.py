@@ -21,7 +21,7 @@ NOW = 1000.0
 
 
 def seen(state: wire.Container.State = wire.Container.RUNNING, gpu: str = "attached", **more: object) -> Seen:
-    container = wire.Container(namespace="k8s.io", id="c", title="c", state=state, gpu=gpu)
+    container = wire.Container(namespace="k8s.io", id="c", title="c", state=state, gpu=gpu.upper() or "NO_GPU")
     return Seen(container, Claim("g0-s0"), **more)  # type: ignore[arg-type]
 
 
@@ -42,6 +42,9 @@ def seen(state: wire.Container.State = wire.Container.RUNNING, gpu: str = "attac
         (wire.Container.RUNNING, "attached", Status.SUSPENDED, GIB, "active"),  # another caller has resumed it
         (wire.Container.RUNNING, "suspended", Status.FAILED, 0, "failed"),
         (wire.Container.RUNNING, "suspended", Status.ACTIVE, 0, "suspended"),  # another caller has suspended it
+        (wire.Container.RUNNING, "parking", Status.SUSPENDED, 0, "parking"),
+        (wire.Container.RUNNING, "other", Status.ACTIVE, GIB, "active"),  # a shim of another release: its memory counts
+        (wire.Container.RUNNING, "other", Status.SUSPENDED, 0, "suspended"),
         (wire.Container.RUNNING, "", Status.ACTIVE, 0, "active"),  # its shim does not answer
     ],
 )
@@ -87,7 +90,7 @@ def test_operation_that_waits_has_waited_since_it_was_asked_for() -> None:
 
 def test_need_is_declared_else_learned() -> None:
     (place, *_) = places()
-    container = wire.Container(id="c", state=wire.Container.RUNNING, gpu="suspended", vram_bytes=3 * GIB)
+    container = wire.Container(id="c", state=wire.Container.RUNNING, gpu="SUSPENDED", vram_bytes=3 * GIB)
     assert seated(place, Seen(container, Claim("g0-s0")), None, NOW, acting=False).need_bytes == 3 * GIB
     declared = seated(place, Seen(container, Claim("g0-s0", vram=5 * GIB)), None, NOW, acting=False)
     assert declared.need_bytes == 5 * GIB
@@ -95,7 +98,7 @@ def test_need_is_declared_else_learned() -> None:
 
 def test_what_takes_more_than_it_declares_shares_no_more() -> None:
     (place, *_) = places()
-    container = wire.Container(id="c", state=wire.Container.RUNNING, gpu="attached")
+    container = wire.Container(id="c", state=wire.Container.RUNNING, gpu="ATTACHED")
     small, large = (
         Seen(container, Claim("g0-s0", vram=GIB), 2 * GIB),
         Seen(container, Claim("g0-s0", vram=GIB), 4 * GIB),
