@@ -62,20 +62,8 @@ COMMANDS = {
 # The groups of the help. A command that is in none of them is in the last one.
 GROUPS = {
     "Containers": (
-        *(
-            "ps",
-            "status",
-            "checkpoint",
-            "restore",
-            "release",
-            "suspend",
-            "resume",
-            "swap",
-            "sleep",
-            "park",
-            "wake",
-            "why",
-        ),
+        *("ps", "status", "checkpoint", "restore", "release", "suspend", "resume"),
+        *("swap", "sleep", "park", "wake", "why"),
     ),
     "Images": (
         *("images", "inspect", "label", "pin", "unpin", "rm", "import", "export", "push", "pull", "encrypt", "decrypt"),

@@ -24,6 +24,7 @@ ENDING_SECONDS: Final = 0.5  # in which containerd knows of a container that has
 PHASES: Final = {  # by the state of its GPU memory; in all others its processes compute, or will without a wake
     wire.Container.SUSPENDING: Phase.SUSPENDING,
     wire.Container.SUSPENDED: Phase.ASLEEP,
+    wire.Container.PARKING: Phase.ASLEEP,
     wire.Container.STUCK: Phase.ASLEEP,
     wire.Container.RESUMING: Phase.WAKING,
 }

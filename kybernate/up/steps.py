@@ -26,7 +26,7 @@ from kybernate.up.pods import Pods, Running
 from kybernate.up.room import Room
 
 TEMPLATE_SECONDS: Final = 600.0
-SUSPENDED: Final = (Container.SUSPENDED, Container.SUSPENDING)
+SUSPENDED: Final = (Container.SUSPENDED, Container.SUSPENDING, Container.PARKING)
 TEMPLATE_LABEL: Final = "kybernate.io/up"  # of a template: its project
 Say = Callable[[str, str], None]  # a model's name, and a sentence about it
 

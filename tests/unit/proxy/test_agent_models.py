@@ -32,7 +32,7 @@ def container(gpu: str = "attached", state: str = "running", **more: object) -> 
         ("attached", "running", Phase.AWAKE), ("", "running", Phase.AWAKE), ("suspended", "running", Phase.ASLEEP),
         ("suspending", "running", Phase.SUSPENDING), ("resuming", "running", Phase.WAKING),
         ("checkpointing", "running", Phase.AWAKE), ("suspended", "paused", Phase.ASLEEP), ("", "stopped", Phase.ABSENT),
-        ("stuck", "running", Phase.ASLEEP), ("other", "running", Phase.AWAKE),
+        ("stuck", "running", Phase.ASLEEP), ("parking", "running", Phase.ASLEEP), ("other", "running", Phase.AWAKE),
         ("", "created", Phase.ABSENT),
     ],
 )  # fmt: skip
