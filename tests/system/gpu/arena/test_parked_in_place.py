@@ -190,7 +190,7 @@ def test_container_that_ends_while_it_is_parked_leaves_nothing(ctr: Ctr, gpus: G
 
 def test_container_without_bytes_in_the_arena_is_refused(ctr: Ctr, gpus: Gpus) -> None:
     with gpu.computing(ctr) as container:
-        assert "is not suspended" in refused("kybernate", "park", container.id)
+        assert "only what is suspended can be parked" in refused("kybernate", "park", container.id)
         kybernate("suspend", container.id)
         said = refused("kybernate", "park", container.id)
         assert "has no VRAM in the arena" in said
