@@ -46,9 +46,7 @@ def _behind(plan: Plan, turn: Seat) -> list[Seat]:
 def _may_park(plan: Plan, seat: Seat) -> bool:
     if seat.status not in IN_RAM or not seat.parkable or seat.park_at > plan.now or not seat.bytes:
         return False
-    if seat.stands_by_for:
-        return False
-    return seat.name not in plan.occupying and seat.name not in plan.parked
+    return not seat.stands_by_for and seat.name not in plan.occupying and seat.name not in plan.parked
 
 
 def _warmth(seat: Seat) -> tuple[float, float, str]:
