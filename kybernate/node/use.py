@@ -1,10 +1,11 @@
-"""Use of GPUs by processes that are suspended: found by the arena's library in them, or else from outside.
+"""Use of GPUs by processes: found by the arena's library in them, or else from outside.
 
 A call waits in the driver while its process is suspended. The library notes that in its control page, of which a word
 is read here. Where there is no library, a thread that waits in the driver is recognized by its stack: the innermost
 code in it that is not the C library's is libcuda's. A thread that has not moved since the last look costs two calls.
+Of processes that are not suspended, the library alone notes calls.
 
-All that is read here is a tenant's: it decides only whether his own container wakes.
+All that is read here is a tenant's: it decides only whether his own container wakes, and whether it counts as idle.
 """
 
 from __future__ import annotations
@@ -155,10 +156,7 @@ class Process:
         return place, not must_run(text_of(f"/proc/{self.pid}/task/{thread}/comm").strip())
 
     def _page(self) -> Control | None:
-        try:
-            return control_of(self.pid)
-        except (ControlUnusable, OSError):
-            return None
+        return _page_of(self.pid)
 
 
 class Container:
@@ -211,6 +209,49 @@ class Container:
         except OSError:
             pass
         self._others.add(pid)
+
+
+class Calls:
+    """Counts calls of processes that are not suspended, as far as the library is in them. For the event loop."""
+
+    def __init__(self) -> None:
+        self.processes: frozenset[int] = frozenset()  # that are followed, with the library or without
+        self._pages: dict[int, Control] = {}
+        self._noted: dict[int, int] = {}
+        self._count = 0
+
+    def follow(self, processes: frozenset[int], found: Mapping[int, Control]) -> None:
+        """Follow these processes; `found` are the pages of those that were not followed before."""
+        for pid in self._pages.keys() - processes:
+            self._pages.pop(pid).close()
+        self._pages |= found
+        self.processes = processes
+
+    def count(self) -> int | None:
+        """Return a number that has risen if one has called since it was last asked for; None where none can be seen."""
+        if not self._pages:
+            return None
+        noted = {pid: page.uses() for pid, page in self._pages.items()}
+        self._count += any(uses != self._noted.get(pid, uses) for pid, uses in noted.items())
+        self._noted = noted
+        for page in self._pages.values():
+            page.watch_use()
+        return self._count
+
+    def close(self) -> None:
+        self.follow(frozenset(), {})
+
+
+def pages_of(processes: Iterable[int]) -> dict[int, Control]:
+    """Return the pages of those that have the library. A process may block this, and it has a thread of its own."""
+    return {pid: page for pid in sorted(processes)[:MOST_PROCESSES] if (page := _page_of(pid)) is not None}
+
+
+def _page_of(pid: int) -> Control | None:
+    try:
+        return control_of(pid)
+    except (ControlUnusable, OSError):
+        return None
 
 
 def switches_of(first: int) -> Switches:

@@ -20,7 +20,7 @@ def device(gpu: DriverGpu) -> wire.Device:
         described.free_known, described.free_bytes = True, memory.free_bytes
         described.mig, described.number = memory.mig, memory.number
         described.holdings.extend(wire.Holding(pid=pid, bytes=size) for pid, size in memory.holdings.items())
-        described.computed_known = memory.computed is not None
+        described.computed_known, described.sampled_microseconds = memory.computed is not None, memory.sampled
         described.computed.extend(
             wire.Computed(pid=pid, microseconds=time) for pid, time in (memory.computed or {}).items()
         )

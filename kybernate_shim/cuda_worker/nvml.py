@@ -67,8 +67,9 @@ _UNKNOWN_BYTES = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 @dataclass
 class Uses:
-    """When processes last used a GPU, in microseconds by pid.
+    """When processes last used a GPU, in microseconds by pid; `newest` is the time of the newest sample.
 
+    NVML takes a sample 5 times a second (driver 580, H100), of each process with a context, at work or not.
     NVML answers with an average for each process over the samples since a time, and with the time of the newest of all
     samples. So each look requests the samples since the last one: over all samples, a process would seem to work for as
     long as NVML keeps them, which are some 16 s.
@@ -118,7 +119,8 @@ class Nvml:
         self._library.nvmlDeviceGetMigMode(gpu, ctypes.byref(mode), ctypes.byref(pending))
         number = ctypes.c_uint(0)
         self._library.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(number))
-        return NvmlMemory(memory.free, mode.value == 1, number.value, self._holdings(gpu), self._computed(gpu, uses))
+        computed = self._computed(gpu, uses)
+        return NvmlMemory(memory.free, mode.value == 1, number.value, self._holdings(gpu), computed, uses.newest)
 
     def paths(self, uuids: Sequence[str]) -> list[dict[str, str]]:
         """Return how each GPU is connected to each other one, by that one's UUID, as far as NVML reports it.

@@ -64,7 +64,8 @@ class NodeGpu:
 
     `holdings` are the bytes that processes hold of its memory, by pid; `node` is the NUMA node that it is near, NO_NODE
     where the kernel does not report it. `computed` is when each process last used it, by pid, in microseconds of NVML's
-    clock; None where NVML does not report it. `links` are paths to other GPUs, by UUID, such as "NV18" or "SYS".
+    clock; None where NVML does not report it. `sampled` is the time of NVML's newest sample by that clock, 0 where
+    there was none yet. `links` are paths to other GPUs, by UUID, such as "NV18" or "SYS".
     """
 
     uuid: str
@@ -77,6 +78,7 @@ class NodeGpu:
     node: int = NO_NODE
     computed: Mapping[int, int] | None = None
     links: Mapping[str, str] = field(default_factory=dict)
+    sampled: int = 0
 
     @property
     def used_bytes(self) -> int:

@@ -305,6 +305,7 @@ def _gpu(device: wire.Device) -> NodeGpu:
         device.numa_node,
         computed,
         {link.uuid: link.path for link in device.links},
+        device.sampled_microseconds,
     )
 
 

@@ -24,49 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/cuda.proto\x12\x11kybernate.cuda.v1\"\r\n\x0bInfoRequest\"~\n\x0cInfoResponse\x12\x16\n\x0e\x64river_version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\r\x12*\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x19.kybernate.cuda.v1.Device\x12\x15\n\rmissing_calls\x18\x04 \x03(\t\"\xae\x02\n\x06\x44\x65vice\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x12\n\nfree_bytes\x18\x04 \x01(\x04\x12\x12\n\nfree_known\x18\x05 \x01(\x08\x12\x0b\n\x03mig\x18\x06 \x01(\x08\x12\x0e\n\x06number\x18\x07 \x01(\r\x12,\n\x08holdings\x18\x08 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Holding\x12\x11\n\tnuma_node\x18\t \x01(\x11\x12\x16\n\x0e\x63omputed_known\x18\n \x01(\x08\x12-\n\x08\x63omputed\x18\x0b \x03(\x0b\x32\x1b.kybernate.cuda.v1.Computed\x12&\n\x05links\x18\x0c \x03(\x0b\x32\x17.kybernate.cuda.v1.Link\"\"\n\x04Link\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"-\n\x08\x43omputed\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x04\"%\n\x07Holding\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"1\n\rStatesRequest\x12\x0c\n\x04pids\x18\x01 \x03(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"l\n\x0eStatesResponse\x12-\n\tprocesses\x18\x01 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Process\x12+\n\x07unknown\x18\x02 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Outcome\"l\n\x07Process\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.kybernate.cuda.v1.State\x12\x16\n\x0erestore_thread\x18\x03 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x04 \x01(\x04\"p\n\x0bVerbRequest\x12\x0c\n\x04pids\x18\x01 \x03(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0fthreads_stopped\x18\x03 \x01(\x08\x12\x15\n\rroom_gpu_uuid\x18\x04 \x01(\t\x12\x0f\n\x07room_ms\x18\x05 \x01(\r\"C\n\rExpectRequest\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\"l\n\x0fPrefetchRequest\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x10\n\x08gpu_uuid\x18\x03 \x01(\t\x12\x12\n\nfree_bytes\x18\x04 \x01(\x04\x12\x12\n\nroom_comes\x18\x05 \x01(\x08\"a\n\x0eRestoreRequest\x12\x0c\n\x04pids\x18\x01 \x03(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12-\n\tgpu_pairs\x18\x03 \x03(\x0b\x32\x1a.kybernate.cuda.v1.GpuPair\"-\n\x07GpuPair\x12\x10\n\x08old_uuid\x18\x01 \x01(\t\x12\x10\n\x08new_uuid\x18\x02 \x01(\t\"<\n\x0cVerbResponse\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Outcome\"\xe3\x01\n\x07Outcome\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12-\n\x04kind\x18\x02 \x01(\x0e\x32\x1f.kybernate.cuda.v1.Outcome.Kind\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x08 \x01(\x04\"<\n\x04Kind\x12\x08\n\x04\x44ONE\x10\x00\x12\x0b\n\x07REFUSED\x10\x01\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x02\x12\x0f\n\x0bWORKER_DIED\x10\x03*K\n\x05State\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07RUNNING\x10\x01\x12\n\n\x06LOCKED\x10\x02\x12\x10\n\x0c\x43HECKPOINTED\x10\x03\x12\n\n\x06\x46\x41ILED\x10\x04\x32\xce\x06\n\x04\x43uda\x12G\n\x04Info\x12\x1e.kybernate.cuda.v1.InfoRequest\x1a\x1f.kybernate.cuda.v1.InfoResponse\x12M\n\x06States\x12 .kybernate.cuda.v1.StatesRequest\x1a!.kybernate.cuda.v1.StatesResponse\x12G\n\x04Lock\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12M\n\nCheckpoint\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12M\n\x07Restore\x12!.kybernate.cuda.v1.RestoreRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12I\n\x06Unlock\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12G\n\x04Warm\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12K\n\x06\x45xpect\x12 .kybernate.cuda.v1.ExpectRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12J\n\x07Offload\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12O\n\x08Prefetch\x12\".kybernate.cuda.v1.PrefetchRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12I\n\x06Reload\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kybernate_shim/messages/cuda.proto\x12\x11kybernate.cuda.v1\"\r\n\x0bInfoRequest\"~\n\x0cInfoResponse\x12\x16\n\x0e\x64river_version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\r\x12*\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x19.kybernate.cuda.v1.Device\x12\x15\n\rmissing_calls\x18\x04 \x03(\t\"\xcc\x02\n\x06\x44\x65vice\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x12\n\nfree_bytes\x18\x04 \x01(\x04\x12\x12\n\nfree_known\x18\x05 \x01(\x08\x12\x0b\n\x03mig\x18\x06 \x01(\x08\x12\x0e\n\x06number\x18\x07 \x01(\r\x12,\n\x08holdings\x18\x08 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Holding\x12\x11\n\tnuma_node\x18\t \x01(\x11\x12\x16\n\x0e\x63omputed_known\x18\n \x01(\x08\x12-\n\x08\x63omputed\x18\x0b \x03(\x0b\x32\x1b.kybernate.cuda.v1.Computed\x12&\n\x05links\x18\x0c \x03(\x0b\x32\x17.kybernate.cuda.v1.Link\x12\x1c\n\x14sampled_microseconds\x18\r \x01(\x04\"\"\n\x04Link\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"-\n\x08\x43omputed\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x04\"%\n\x07Holding\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"1\n\rStatesRequest\x12\x0c\n\x04pids\x18\x01 \x03(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"l\n\x0eStatesResponse\x12-\n\tprocesses\x18\x01 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Process\x12+\n\x07unknown\x18\x02 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Outcome\"l\n\x07Process\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.kybernate.cuda.v1.State\x12\x16\n\x0erestore_thread\x18\x03 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x04 \x01(\x04\"p\n\x0bVerbRequest\x12\x0c\n\x04pids\x18\x01 \x03(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x17\n\x0fthreads_stopped\x18\x03 \x01(\x08\x12\x15\n\rroom_gpu_uuid\x18\x04 \x01(\t\x12\x0f\n\x07room_ms\x18\x05 \x01(\r\"C\n\rExpectRequest\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\"l\n\x0fPrefetchRequest\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x10\n\x08gpu_uuid\x18\x03 \x01(\t\x12\x12\n\nfree_bytes\x18\x04 \x01(\x04\x12\x12\n\nroom_comes\x18\x05 \x01(\x08\"a\n\x0eRestoreRequest\x12\x0c\n\x04pids\x18\x01 \x03(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12-\n\tgpu_pairs\x18\x03 \x03(\x0b\x32\x1a.kybernate.cuda.v1.GpuPair\"-\n\x07GpuPair\x12\x10\n\x08old_uuid\x18\x01 \x01(\t\x12\x10\n\x08new_uuid\x18\x02 \x01(\t\"<\n\x0cVerbResponse\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.kybernate.cuda.v1.Outcome\"\xe3\x01\n\x07Outcome\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12-\n\x04kind\x18\x02 \x01(\x0e\x32\x1f.kybernate.cuda.v1.Outcome.Kind\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12\x14\n\x0cspared_bytes\x18\x08 \x01(\x04\"<\n\x04Kind\x12\x08\n\x04\x44ONE\x10\x00\x12\x0b\n\x07REFUSED\x10\x01\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x02\x12\x0f\n\x0bWORKER_DIED\x10\x03*K\n\x05State\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07RUNNING\x10\x01\x12\n\n\x06LOCKED\x10\x02\x12\x10\n\x0c\x43HECKPOINTED\x10\x03\x12\n\n\x06\x46\x41ILED\x10\x04\x32\xce\x06\n\x04\x43uda\x12G\n\x04Info\x12\x1e.kybernate.cuda.v1.InfoRequest\x1a\x1f.kybernate.cuda.v1.InfoResponse\x12M\n\x06States\x12 .kybernate.cuda.v1.StatesRequest\x1a!.kybernate.cuda.v1.StatesResponse\x12G\n\x04Lock\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12M\n\nCheckpoint\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12M\n\x07Restore\x12!.kybernate.cuda.v1.RestoreRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12I\n\x06Unlock\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12G\n\x04Warm\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12K\n\x06\x45xpect\x12 .kybernate.cuda.v1.ExpectRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12J\n\x07Offload\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12O\n\x08Prefetch\x12\".kybernate.cuda.v1.PrefetchRequest\x1a\x1f.kybernate.cuda.v1.VerbResponse\x12I\n\x06Reload\x12\x1e.kybernate.cuda.v1.VerbRequest\x1a\x1f.kybernate.cuda.v1.VerbResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kybernate_shim.messages.cuda_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATE']._serialized_start=1629
-  _globals['_STATE']._serialized_end=1704
+  _globals['_STATE']._serialized_start=1659
+  _globals['_STATE']._serialized_end=1734
   _globals['_INFOREQUEST']._serialized_start=57
   _globals['_INFOREQUEST']._serialized_end=70
   _globals['_INFORESPONSE']._serialized_start=72
   _globals['_INFORESPONSE']._serialized_end=198
   _globals['_DEVICE']._serialized_start=201
-  _globals['_DEVICE']._serialized_end=503
-  _globals['_LINK']._serialized_start=505
-  _globals['_LINK']._serialized_end=539
-  _globals['_COMPUTED']._serialized_start=541
-  _globals['_COMPUTED']._serialized_end=586
-  _globals['_HOLDING']._serialized_start=588
-  _globals['_HOLDING']._serialized_end=625
-  _globals['_STATESREQUEST']._serialized_start=627
-  _globals['_STATESREQUEST']._serialized_end=676
-  _globals['_STATESRESPONSE']._serialized_start=678
-  _globals['_STATESRESPONSE']._serialized_end=786
-  _globals['_PROCESS']._serialized_start=788
-  _globals['_PROCESS']._serialized_end=896
-  _globals['_VERBREQUEST']._serialized_start=898
-  _globals['_VERBREQUEST']._serialized_end=1010
-  _globals['_EXPECTREQUEST']._serialized_start=1012
-  _globals['_EXPECTREQUEST']._serialized_end=1079
-  _globals['_PREFETCHREQUEST']._serialized_start=1081
-  _globals['_PREFETCHREQUEST']._serialized_end=1189
-  _globals['_RESTOREREQUEST']._serialized_start=1191
-  _globals['_RESTOREREQUEST']._serialized_end=1288
-  _globals['_GPUPAIR']._serialized_start=1290
-  _globals['_GPUPAIR']._serialized_end=1335
-  _globals['_VERBRESPONSE']._serialized_start=1337
-  _globals['_VERBRESPONSE']._serialized_end=1397
-  _globals['_OUTCOME']._serialized_start=1400
-  _globals['_OUTCOME']._serialized_end=1627
-  _globals['_OUTCOME_KIND']._serialized_start=1567
-  _globals['_OUTCOME_KIND']._serialized_end=1627
-  _globals['_CUDA']._serialized_start=1707
-  _globals['_CUDA']._serialized_end=2553
+  _globals['_DEVICE']._serialized_end=533
+  _globals['_LINK']._serialized_start=535
+  _globals['_LINK']._serialized_end=569
+  _globals['_COMPUTED']._serialized_start=571
+  _globals['_COMPUTED']._serialized_end=616
+  _globals['_HOLDING']._serialized_start=618
+  _globals['_HOLDING']._serialized_end=655
+  _globals['_STATESREQUEST']._serialized_start=657
+  _globals['_STATESREQUEST']._serialized_end=706
+  _globals['_STATESRESPONSE']._serialized_start=708
+  _globals['_STATESRESPONSE']._serialized_end=816
+  _globals['_PROCESS']._serialized_start=818
+  _globals['_PROCESS']._serialized_end=926
+  _globals['_VERBREQUEST']._serialized_start=928
+  _globals['_VERBREQUEST']._serialized_end=1040
+  _globals['_EXPECTREQUEST']._serialized_start=1042
+  _globals['_EXPECTREQUEST']._serialized_end=1109
+  _globals['_PREFETCHREQUEST']._serialized_start=1111
+  _globals['_PREFETCHREQUEST']._serialized_end=1219
+  _globals['_RESTOREREQUEST']._serialized_start=1221
+  _globals['_RESTOREREQUEST']._serialized_end=1318
+  _globals['_GPUPAIR']._serialized_start=1320
+  _globals['_GPUPAIR']._serialized_end=1365
+  _globals['_VERBRESPONSE']._serialized_start=1367
+  _globals['_VERBRESPONSE']._serialized_end=1427
+  _globals['_OUTCOME']._serialized_start=1430
+  _globals['_OUTCOME']._serialized_end=1657
+  _globals['_OUTCOME_KIND']._serialized_start=1597
+  _globals['_OUTCOME_KIND']._serialized_end=1657
+  _globals['_CUDA']._serialized_start=1737
+  _globals['_CUDA']._serialized_end=2583
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ class InfoResponse(_message.Message):
     def __init__(self, driver_version: _Optional[str] = ..., api_version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., missing_calls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings", "numa_node", "computed_known", "computed", "links")
+    __slots__ = ("uuid", "name", "total_bytes", "free_bytes", "free_known", "mig", "number", "holdings", "numa_node", "computed_known", "computed", "links", "sampled_microseconds")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Device(_message.Message):
     COMPUTED_KNOWN_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     total_bytes: int
@@ -63,7 +64,8 @@ class Device(_message.Message):
     computed_known: bool
     computed: _containers.RepeatedCompositeFieldContainer[Computed]
     links: _containers.RepeatedCompositeFieldContainer[Link]
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., numa_node: _Optional[int] = ..., computed_known: _Optional[bool] = ..., computed: _Optional[_Iterable[_Union[Computed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+    sampled_microseconds: int
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., free_known: _Optional[bool] = ..., mig: _Optional[bool] = ..., number: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., numa_node: _Optional[int] = ..., computed_known: _Optional[bool] = ..., computed: _Optional[_Iterable[_Union[Computed, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., sampled_microseconds: _Optional[int] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("uuid", "path")

@@ -77,6 +77,7 @@ class NvmlMemory(msgspec.Struct, frozen=True):
 
     `holdings` are the bytes by pid, as the helper's pid namespace counts them. `computed` is the time of the last of
     NVML's samples in which a process used the GPU, by pid, in microseconds of NVML's clock; None where NVML has none.
+    `sampled` is the time of the newest sample of all, 0 where there was none yet.
     """
 
     free_bytes: int
@@ -84,6 +85,7 @@ class NvmlMemory(msgspec.Struct, frozen=True):
     number: int
     holdings: dict[int, int]
     computed: dict[int, int] | None = None
+    sampled: int = 0
 
 
 class DriverGpu(msgspec.Struct, frozen=True):

@@ -32,23 +32,26 @@ Users = Mapping[Key, Iterable[str]]
 class Activity:
     """What a container's processes do on GPUs. A rise of `mark` between two looks shows that they have computed.
 
-    `unknown` are the GPUs that they use and of which NVML does not say what processes do there.
+    `unknown` are the GPUs that they use and of which NVML does not say what processes do there. `works`: NVML's newest
+    sample of a GPU shows that they compute there.
     """
 
     mark: int = 0
     unknown: tuple[str, ...] = ()
+    works: bool = False
 
 
 @dataclass(frozen=True)
 class Sight:
     """The GPUs as the driver reports them now, and what each container holds and does there.
 
-    `held` are the bytes of a container's processes, by GPU. `marks` rise between two looks where they have computed.
+    `held` are the bytes of a container's processes, by GPU, and `processes` those that hold any.
     """
 
     gpus: Sequence[NodeGpu]
     held: Mapping[Key, Mapping[str, int]]
-    marks: Mapping[Key, int]
+    activities: Mapping[Key, Activity]
+    processes: Mapping[Key, frozenset[int]]
 
 
 async def ask_driver() -> CudaInfo:
@@ -110,12 +113,14 @@ class Gpus:
             self._next, self.problem, self.driver = self._now() + SECONDS, "", info.driver_version
             owners = self._publish(info.gpus)
         held: dict[Key, dict[str, int]] = {}
+        processes: dict[Key, set[int]] = {}
         for gpu in info.gpus:
             for pid, size in gpu.holdings.items():
                 if (key := owners.get(pid)) is not None:
                     of_one = held.setdefault(key, {})
                     of_one[gpu.uuid] = of_one.get(gpu.uuid, 0) + size
-        return Sight(info.gpus, held, {key: one.mark for key, one in self._activities.items()})
+                    processes.setdefault(key, set()).add(pid)
+        return Sight(info.gpus, held, self._activities, {key: frozenset(pids) for key, pids in processes.items()})
 
     async def activity(self, key: Key) -> Activity:
         """Return what the container's processes have done on GPUs; it is not older than a second."""
@@ -159,13 +164,16 @@ def users_of(gpus: Iterable[NodeGpu], owners: Mapping[int, Key]) -> Users:
 def activities_of(gpus: Iterable[NodeGpu], owners: Mapping[int, Key], users: Users) -> Mapping[Key, Activity]:
     """Return what the processes of each container do on GPUs."""
     marks: dict[Key, int] = {}
+    working: set[Key] = set()
     for gpu in gpus:
         for pid, mark in (gpu.computed or {}).items():
             if (key := owners.get(pid)) is not None:
                 marks[key] = max(mark, marks.get(key, 0))
+                if mark >= gpu.sampled:
+                    working.add(key)
     blind = {gpu.uuid for gpu in gpus if gpu.computed is None}
     return {
-        key: Activity(marks.get(key, 0), tuple(uuid for uuid in users.get(key, ()) if uuid in blind))
+        key: Activity(marks.get(key, 0), tuple(uuid for uuid in users.get(key, ()) if uuid in blind), key in working)
         for key in {*marks, *users}
     }
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from kybernate.agent.inventory.gpus import Sight
+from kybernate.agent.inventory.gpus import Activity, Sight
 from kybernate.agent.seats.acting import Outcome
 from kybernate.agent.seats.around import Around, Containers, NoUse, UseWatcher
 from kybernate.agent.seats.claims import Claim, Key, assigned
@@ -48,6 +49,9 @@ from kybernate.seats.sharing import crowded
 from kybernate.verbs.room import Taker
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the GPUs, as long as a container has a seat
+SOON_SECONDS: Final = 0.2  # between two while a seat waits for an active one's work to end: NVML samples as often
+SAMPLE_SECONDS: Final = 1.5  # after which a sample says nothing of the present: some drivers take none without work
+CALL_SECONDS: Final = 0.3  # for which a call that the library has noted counts as work
 START_SECONDS: Final = 120.0  # clients of containerd give a Start two minutes
 AGAIN_SECONDS: Final = 0.2  # between two looks at a node that does not answer
 UNREAD: Final = "the agent reads the container's record"
@@ -59,8 +63,10 @@ class _Kept:
     """What one run of the arbiter keeps of a container, to compare it with the next look."""
 
     mark: int = 0
+    calls: int = 0
     wish: str = ""
-    worked_at: float = 0.0
+    computed_at: float = 0.0
+    called_at: float = 0.0
     error: str = ""
 
 
@@ -84,7 +90,7 @@ class Arbiter:
         self.keys: dict[str, Key] = {}  # the container of each seat that has one
         self.ready = asyncio.Event()
         self._around, self._watcher = around, watcher or NoUse()
-        self._news, self._claimed = asyncio.Event(), asyncio.Event()
+        self._news, self._claimed, self._soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._sight: Sight | None = None
         self._healthy: frozenset[str] = frozenset()
         self._kept: dict[Key, _Kept] = {}
@@ -157,6 +163,17 @@ class Arbiter:
         names = (name for name, seat in self.state.seats.items() if seat.status in WAKEABLE and name in self.keys)
         return [key for key in map(self.keys.__getitem__, names) if key in claims and claims[key].wake_on_use]
 
+    def active(self) -> dict[Key, frozenset[int]]:
+        """Return the processes that hold memory of GPUs, of the containers that are let onto them."""
+        if self._sight is None:
+            return {}
+        there = [
+            self.keys[name]
+            for name, seat in self.state.seats.items()
+            if seat.status == Status.ACTIVE and name in self.keys
+        ]
+        return {key: self._sight.processes.get(key, frozenset()) for key in there}
+
     def wake(self) -> None:
         """Have a turn soon: something has changed."""
         self._news.set()
@@ -170,7 +187,7 @@ class Arbiter:
         """Own the seats until cancelled; what has been begun then continues without the arbiter."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._watcher.run(self.suspended, self.used))
+                group.create_task(self._watcher.run(self.suspended, self.used, self.active))
                 group.create_task(self._looking())
                 group.create_task(self._turning())
         finally:
@@ -180,7 +197,10 @@ class Arbiter:
     async def _looking(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(min(SOON_SECONDS, LOOK_SECONDS))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, LOOK_SECONDS - SOON_SECONDS)):
+                    await self._soon.wait()
             if self._sight is not None and not self._around.containers.claims():
                 self._claimed.clear()
                 await self._claimed.wait()
@@ -222,6 +242,7 @@ class Arbiter:
             if not decision.actions:
                 break
         self.turns = decision.turns
+        (self._soon.set if self._awaits_rest() else self._soon.clear)()
         self.ready.set()
         plan = Plan(self.state, now)
         for name, seat in self.state.seats.items():
@@ -287,17 +308,13 @@ class Arbiter:
         *,
         takes: bool,
     ) -> Seen:
-        mark = (self._sight.marks.get(key, 0) if self._sight else 0) + (self._watcher.calls(key) or 0)
         wish = self._around.wish(container)
-        kept = self._kept.setdefault(key, _Kept(mark, wish))
+        busy = self._is_busy(key, container, wish, now)
+        kept = self._kept[key]
         if wish != kept.wish:
             kept.wish = wish
             if wish:
                 self.ask(key, "annotation")
-        if mark > kept.mark:
-            kept.worked_at = now
-        kept.mark = mark  # it falls where a program of the driver is started again
-        busy = container.active_until.ToMicroseconds() / 1e6 > now or now - kept.worked_at < 1.5 * LOOK_SECONDS
         priority = self._around.priority(container)
         return Seen(
             container,
@@ -311,6 +328,24 @@ class Arbiter:
             self._around.asked(waits.operation) if waits is not None and waits.operation else NEVER,
             self._turns_before.pop(key, None),
         )
+
+    def _is_busy(self, key: Key, container: wire.Container, wish: str, now: float) -> bool:
+        """Return whether a container works: for a client, on a GPU by NVML's newest sample, or by calls."""
+        seen = self._sight.activities.get(key, Activity()) if self._sight else Activity()
+        calls = self._watcher.calls(key) or 0
+        kept = self._kept.setdefault(key, _Kept(seen.mark, calls, wish))
+        if seen.mark > kept.mark:
+            kept.computed_at = now
+        if calls > kept.calls:
+            kept.called_at = now
+        kept.mark, kept.calls = seen.mark, calls  # they fall where a program of the driver, or ours, is started again
+        on_gpu = seen.works and now - kept.computed_at < SAMPLE_SECONDS
+        return on_gpu or now - kept.called_at < CALL_SECONDS or container.active_until.ToMicroseconds() / 1e6 > now
+
+    def _awaits_rest(self) -> bool:
+        """Return whether a seat waits for what an active one's next pause may end."""
+        before = (self.state.seats.get(name) for turn in self.turns.values() for name in turn.before)
+        return any(seat is not None and seat.status == Status.ACTIVE for seat in before)
 
     def _assigned(self, claims: Mapping[Key, Claim]) -> dict[str, Key]:
         """Return the container of each seat, and keep what was chosen here in containerd."""

@@ -44,25 +44,33 @@ class UseWatcher(Protocol):
     `kybernate.io/wake-on-use` is "false", and counts of calls as work.
     """
 
-    async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
+    async def run(
+        self,
+        suspended: Callable[[], Collection[Key]],
+        used: Callable[[Key], None],
+        active: Callable[[], Mapping[Key, frozenset[int]]],
+    ) -> None:
         """Watch until cancelled; raises no expected error.
 
         `suspended` returns the containers of which a use is a request now. `used` gets one within 100 ms of its first
-        call that waits in the driver; again, at most once a second, for as long as it waits. Both are called on the
-        event loop's thread and never block.
+        call that waits in the driver; again, at most once a second, for as long as it waits. `active` returns the
+        containers whose calls are counted, with those of their processes that hold memory of GPUs. All are called on
+        the event loop's thread and never block.
         """
 
     def calls(self, container: Key) -> int | None:
-        """Return how many calls that count as work a container has made, None where that is not known.
-
-        A rise between two looks shows that it works.
-        """
+        """Return a number that rises with calls of a container that count as work, None where that is not known."""
 
 
 class NoUse:
     """Sees nothing: containers wake on request alone."""
 
-    async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
+    async def run(
+        self,
+        suspended: Callable[[], Collection[Key]],
+        used: Callable[[Key], None],
+        active: Callable[[], Mapping[Key, frozenset[int]]],
+    ) -> None:
         await asyncio.Event().wait()
 
     def calls(self, container: Key) -> int | None:

@@ -253,11 +253,18 @@ def test_info_has_when_processes_computed(use: Run, gpus: Gpus) -> None:
     def computed() -> list[Any]:
         return [gpu.computed for gpu in use(lambda helper: helper.info()).gpus]
 
+    def sampled() -> set[int]:
+        return {gpu.sampled for gpu in use(lambda helper: helper.info()).gpus}
+
     count = len(gpus.uuids)
     assert computed() == [{}] * count
+    assert sampled() == {0}
     gpus.load((7, 500, 30), (7, 700, 1), (8, 700, 0), (9, 100, 100))
     assert computed() == [{7: 700, 9: 700}] * count
     gpus.load((7, 500, 30), (7, 700, 1), (7, 900, 0), (8, 900, 2), (9, 900, 0))  # NVML keeps those of some seconds
     assert computed() == [{7: 700, 8: 900, 9: 700}] * count
+    gpus.load((7, 1000, 0))  # a process at rest is sampled too
+    assert computed() == [{7: 700, 8: 900, 9: 700}] * count
+    assert sampled() == {1000}
     gpus.split()  # NVML has no samples then
     assert computed() == [None] * count

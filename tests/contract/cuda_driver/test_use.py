@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.node.use import Process, switches_of
+from kybernate.node.use import Calls, Process, pages_of, switches_of
 from kybernate_shim.gpu.helper_client import CudaHelper
 from tests.contract.cuda_driver.conftest import Use
 from tests.fakes.cuda import Gpus
@@ -120,3 +120,30 @@ def test_process_that_is_not_suspended_is_not_slowed_down(start: Any, preload: P
         program.computes_on()
         assert process.page is not None
         assert process.page.uses() == 1
+
+
+def test_calls_of_a_process_that_is_not_suspended_are_counted(start_holder: Any, gpus: Gpus, libraries: Path) -> None:
+    holder: Holder = start_holder(1)
+    plain = Holder(gpus, libraries, 1)
+    calls = Calls()
+    try:
+        both = frozenset({holder.pid, plain.pid})
+        assert calls.count() is None
+        calls.follow(both, pages_of(both))
+        assert calls.processes == both
+        assert (first := calls.count()) is not None
+        assert calls.count() == first
+        holder.begin("look")  # at free memory, which is no work
+        assert holder.has_answered(PATIENCE)
+        assert calls.count() == first
+        holder.begin("content")
+        assert holder.has_answered(PATIENCE)
+        assert calls.count() == first + 1
+        plain.begin("content")
+        assert plain.has_answered(PATIENCE)
+        assert calls.count() == first + 1
+        calls.follow(frozenset({plain.pid}), {})
+        assert calls.count() is None
+    finally:
+        calls.close()
+        plain.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,12 +305,18 @@ def test_activity_of_a_container_is_that_of_all_its_processes(tmp_path: Path) ->
         gpus = Gpus(
             Hub(MemoryHistory()), lambda: {("n", "a"): 1, ("n", "b"): 3}, lambda _: None, ask=driver.ask, proc=tmp_path
         )
-        first = NodeGpu("GPU-1", "H100", 80, 30, False, 0, {1: 10, 2: 10, 3: 10}, computed={1: 500, 2: 700, 99: 900})
+        uses = {1: 500, 2: 700, 99: 900}
+        first = NodeGpu("GPU-1", "H100", 80, 30, False, 0, {1: 10, 2: 10, 3: 10}, computed=uses, sampled=900)
         split = NodeGpu("GPU-2", "H100", 80, 30, True, 1, {3: 10})
         driver.answer = CudaInfo("580", 13000, (first, split), ())
         assert await gpus.activity(("n", "a")) == Activity(700)
         assert await gpus.activity(("n", "b")) == Activity(0, ("GPU-2",))
         assert await gpus.activity(("n", "gone")) == Activity()
+        driver.answer = CudaInfo("580", 13000, (replace(first, sampled=700), split), ())
+        sight = await gpus.look()
+        assert sight is not None
+        assert sight.activities["n", "a"] == Activity(700, works=True)
+        assert sight.processes == {("n", "a"): {1, 2}, ("n", "b"): {3}}
 
     asyncio.run(run())
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.agent.inventory.gpus import Sight
+from kybernate.agent.inventory.gpus import Activity, Sight
 from kybernate.agent.room import RoomOwner
 from kybernate.agent.seats.acting import Outcome
 from kybernate.agent.seats.arbiter import Arbiter
@@ -59,6 +59,7 @@ class FakeNode:
     cancelled: list[str] = field(default_factory=list)
     shown: dict[Key, bool] = field(default_factory=dict)  # whether programs may begin with CUDA
     marks: dict[Key, int] = field(default_factory=dict)  # of what containers have computed
+    resting: set[Key] = field(default_factory=set)  # those of which the newest sample shows no work
 
     def __post_init__(self) -> None:
         self.room = RoomOwner(lambda *arguments, **about: None)
@@ -139,7 +140,9 @@ class FakeNode:
         found = [
             NodeGpu(f"GPU-{index}", "H", self.size, self.size - used[index], False, index) for index in range(self.gpus)
         ]
-        return Sight(found, {key: {f"GPU-{gpu}": GIB} for key, gpu in self.holding.items()}, dict(self.marks))
+        held = {key: {f"GPU-{gpu}": GIB} for key, gpu in self.holding.items()}
+        doing = {key: Activity(mark, works=key not in self.resting) for key, mark in self.marks.items()}
+        return Sight(found, held, doing, {key: frozenset({number}) for number, key in enumerate(sorted(held), 1)})
 
     def _around(self) -> Around:
         async def label(key: Key, seat: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import pytest
 
 from kybernate.agent.seats import arbiter as arbiter_module
+from kybernate.agent.seats.around import NoUse
 from kybernate.agent.seats.claims import Key
 from kybernate.messages import agent_pb2 as wire
 from kybernate.seats.model import Rules
@@ -48,6 +49,57 @@ def test_only_what_has_computed_since_the_last_look_is_busy() -> None:
                 await arbiter.look()
                 await until(lambda: arbiter._kept[a].mark == mark)  # noqa: B023
                 assert arbiter.state.seats["g0-s0"].busy == busy
+
+    run(work())
+
+
+def test_work_ends_with_the_newest_sample_and_calls_of_the_library_are_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watcher(NoUse):
+        counted = 0
+
+        def calls(self, container: Key) -> int | None:
+            return self.counted
+
+    async def work() -> None:
+        node, watcher = FakeNode(), Watcher()
+        a = node.add("a", "attached", seat="g0-s0")
+        node.marks[a] = 7
+        async with node.arbitrating(watcher=watcher) as arbiter:
+            await until(lambda: node.status(a) == "active")
+            assert not arbiter.state.seats["g0-s0"].busy
+            node.marks[a] = 8
+            await until(lambda: arbiter.state.seats["g0-s0"].busy)
+            node.resting.add(a)
+            await until(lambda: not arbiter.state.seats["g0-s0"].busy)
+            watcher.counted += 1
+            arbiter.wake()
+            await until(lambda: arbiter.state.seats["g0-s0"].busy)
+            assert arbiter.active() == {a: frozenset({1})}
+            await until(lambda: not arbiter.state.seats["g0-s0"].busy)
+            monkeypatch.setattr(arbiter_module, "SAMPLE_SECONDS", 0.0)  # a driver that takes no sample without work
+            node.resting.clear()
+            node.marks[a] = 9
+            await until(lambda: arbiter._kept[a].mark == 9)
+            assert not arbiter.state.seats["g0-s0"].busy
+
+    run(work())
+
+
+def test_driver_is_asked_more_often_while_a_seat_waits_for_the_pause_of_another() -> None:
+    async def work() -> None:
+        node = FakeNode()
+        a, b = node.add("a", "attached", seat="g0-s0"), node.add("b", seat="g0-s1")
+        rules = replace(RULES, slice=3600, yield_after=3600)
+        async with node.arbitrating(rules) as arbiter:
+            await until(lambda: node.status(a) == "active")
+            assert not arbiter._soon.is_set()
+            arbiter.ask(b, "api")
+            await until(arbiter._soon.is_set)
+            before = node.looks
+            await until(lambda: node.looks > before + 1)
+            arbiter.forget(b)
+            await until(lambda: not arbiter._soon.is_set())
+            assert node.status(a) == "active"
 
     run(work())
 
@@ -185,7 +237,12 @@ def test_a_container_that_ends_frees_its_seat_whatever_is_done_to_it() -> None:
 
 def test_use_is_a_request_unless_the_container_says_otherwise() -> None:
     class Watcher:
-        async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None]) -> None:
+        async def run(
+            self,
+            suspended: Callable[[], Collection[Key]],
+            used: Callable[[Key], None],
+            active: Callable[[], Mapping[Key, frozenset[int]]],
+        ) -> None:
             await until(lambda: len(suspended()) == 1)
             used(b)
             used(a)
