@@ -13,7 +13,7 @@ from tests.fakes.cuda import Gpus
 from tests.system import gpu
 from tests.system.checkpoints import kybernate
 from tests.system.ctr import Ctr, eventually
-from tests.system.gpu.seats import SEATED, SeatsAgent, runs, seats_agent, watching
+from tests.system.gpu.seats import RULES, SEATED, SeatsAgent, runs, seats_agent, watching
 from tests.system.node_agent import short_place
 
 
@@ -62,6 +62,31 @@ def test_a_wake_waits_for_what_is_at_work_and_says_so(ctr: Ctr, gpus: Gpus, agen
             agent.call("Activity", "ReportActivity", report)
             agent.done(begun.id)
             first.computes_on()
+            agent.becomes(second.id, "suspended")
+
+
+def test_calls_that_nvml_does_not_see_keep_a_turn_until_they_end(ctr: Ctr, gpus: Gpus) -> None:
+    """The pretended NVML samples nothing, as a real one does of kernels that take less than 1 % of the time."""
+    rules = RULES.replace("slice: 1", "slice: 3600, maximumWait: 3600")
+    flags = [*SEATED, "--annotation", "kybernate.io/vram=256Mi"]
+    with short_place() as place, seats_agent(place, rules=rules) as agent, gpu.holding(ctr, 1, flags=flags) as first:
+        kybernate("sleep", first.id)
+        with gpu.holding(ctr, 1, flags=flags) as second:
+            agent.becomes(second.id, "active")
+            looked = agent.call("Seats", "GetSeat", wire.GetSeatRequest(name=second.id))
+            begun, asked = None, 0
+            for _ in range(20_000):
+                assert second.is_right()
+                asked += 1
+                if begun is None and looked.busy:  # from now on, the first one waits for a pause
+                    begun, asked = agent.operation("Wake", wire.WakeRequest(name=first.id)), 0
+                if begun is not None and asked == 400:
+                    break
+                looked = agent.call("Seats", "GetSeat", wire.GetSeatRequest(name=second.id))
+            assert begun is not None
+            assert {one.id for one in agent.operations() if one.verb != "sleep"} == {begun.id}
+            agent.done(begun.id)
+            assert first.is_right()
             agent.becomes(second.id, "suspended")
 
 
