@@ -20,14 +20,12 @@ def checkpoints(source: str) -> bool:
     """Tell whether code makes or restores checkpoints; what it says in docstrings and comments does not count."""
     tree = ast.parse(source)
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute):
-            if NAMES.fullmatch(node.id if isinstance(node, ast.Name) else node.attr):
-                return True
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
-            if WORDS.search(node.value):
-                return True
-    return False
+    return any(
+        (isinstance(node, ast.Name) and NAMES.fullmatch(node.id))
+        or (isinstance(node, ast.Attribute) and NAMES.fullmatch(node.attr))
+        or (isinstance(node, ast.Constant) and id(node) not in said and WORDS.search(str(node.value)))
+        for node in ast.walk(tree)
+    )
 
 
 def is_roots(source: str) -> bool:
