@@ -12,6 +12,7 @@ import pytest
 from tests.system.checkpoints import PYTHON, assert_no_image, dumps_sockets, kybernate, refused
 from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
+from tests.system.tenants import ROOT
 from tests.system.test_restorable import PRELUDE, after_restore, running
 
 # `at` gives a descriptor a number that is free in each lane; `child` forks.
@@ -183,4 +184,6 @@ def test_objects_of_system_v_stay_in_their_pod(tmp_path: Path) -> None:
         assert [cri.exec(id, "kill", "-USR1", "1")[0] for id in ids] == [0, 0]
         eventually(lambda: all(any("FOUND" in line for line in cri.log(pod, one)) for one in ("other", "app")))
         assert any('"memory": "kept"' in line for line in cri.log(pod, "app"))
+    for image in both.values():
+        shutil.rmtree(ROOT / "default" / image)
     cri.close()
