@@ -56,11 +56,18 @@ def test_pod_resumes_where_another_one_stopped(kubectl: Kubectl, cluster: Cluste
     assert len(written) > stopped
 
 
-def test_pod_with_users_of_its_own_resumes_in_another_one(kubectl: Kubectl, cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("fields", "give", "owner"),
+    [({}, "chown 7:8 /data/file;", "7 8"), (RESTRICTED, "", "1000 1000")],
+    ids=["root", "user"],
+)
+def test_pod_with_users_of_its_own_resumes_in_another_one(
+    kubectl: Kubectl, cluster: Cluster, fields: dict[str, Any], give: str, owner: str
+) -> None:
     """`hostUsers: false`: the kubelet gives each pod another range of the node's ids, and mounts volumes with a map."""
     (node, *_) = cluster.nodes
-    command = ["sh", "-c", f"echo kept > /data/file; chown 7:8 /data/file; {COUNTER[-1]}"]
-    main = container("main", *command, volumeMounts=[{"name": "data", "mountPath": "/data"}])
+    command = ["sh", "-c", f"echo kept > /data/file; {give} {COUNTER[-1]}"]
+    main = container("main", *command, volumeMounts=[{"name": "data", "mountPath": "/data"}], **fields)
     volumes = [{"name": "data", "emptyDir": {}}]
     options: dict[str, Any] = {"handler": "kybernate", "hostUsers": False, "volumes": volumes}
     kubectl.apply(pod("first", containers=[main], **options))
@@ -75,7 +82,7 @@ def test_pod_with_users_of_its_own_resumes_in_another_one(kubectl: Kubectl, clus
     assert eventually(lambda: last(kubectl, "second") > stopped + 5)
     assert int(kubectl.logs("second").split()[0]) == stopped + 1
     assert kubectl.exec("second", "cat", "/proc/self/uid_map") != ids
-    assert kubectl.exec("second", "sh", "-c", "stat -c '%u %g' /data/file; cat /data/file") == "7 8\nkept\n"
+    assert kubectl.exec("second", "sh", "-c", "stat -c '%u %g' /data/file; cat /data/file") == f"{owner}\nkept\n"
     assert kubectl.exec("second", "hostname") == "second\n"
 
 
