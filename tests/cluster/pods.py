@@ -7,6 +7,13 @@ from typing import Any
 from tests.lab.oci import REGISTRY
 
 FOREVER = ("sh", "-c", "trap 'exit 0' TERM; while true; do sleep 1 & wait; done")  # ends immediately at SIGTERM
+# Of a container: a user's, as a namespace admits it that enforces Kubernetes' Pod Security Standard "restricted".
+RESTRICTED: dict[str, Any] = {
+    "securityContext": {
+        "runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": True, "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+    }
+}  # fmt: skip
 
 
 def image(name: str = "busybox") -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.in_cluster import access
 from tests.cluster.kubectl import Kubectl, last
 from tests.cluster.pod_events import events_of, wait_for
-from tests.cluster.pods import container, pod
+from tests.cluster.pods import RESTRICTED, container, pod
 from tests.lab.cluster.cluster import Cluster
 from tests.lab.cluster.nodes import Node
 from tests.system.ctr import eventually
@@ -48,7 +48,8 @@ def wait_for_images(kubectl: Kubectl, number: int) -> list[str]:
 
 
 def test_user_asks_by_an_annotation_once_and_restores_it(kubectl: Kubectl, user: Kubectl, node: Node) -> None:
-    user.apply(pod("counter", *COUNTER, handler="kybernate"))
+    main = container("main", *COUNTER, **RESTRICTED)
+    user.apply(pod("counter", handler="kybernate", containers=[main]))
     assert eventually(lambda: last(user, "counter") > 3)
     user("annotate", "pod", "counter", f"{CHECKPOINT}=by-user")
     assert "Wrote image by-user" in wait_for(user, "counter", "Checkpointed").message
@@ -63,7 +64,8 @@ def test_user_asks_by_an_annotation_once_and_restores_it(kubectl: Kubectl, user:
     assert eventually(lambda: last(user, "counter") > before)  # it has continued
     assert user.get("pod", "counter")["status"]["containerStatuses"][0]["restartCount"] == 0
     user.delete("pod/counter")
-    user.apply(pod("second", "/never/run", handler="kybernate", annotations={FROM: "by-user"}))
+    main["command"] = ["/never/run"]
+    user.apply(pod("second", handler="kybernate", containers=[main], annotations={FROM: "by-user"}))
     user.ready("pod/second")
     audited = node.run("sh", "-c", f"grep {kubectl.namespace} /var/log/kybernate/audit.jsonl")
     lines = [json.loads(line) for line in audited.splitlines()]

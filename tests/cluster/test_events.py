@@ -12,7 +12,7 @@ from tests.cluster import leftovers
 from tests.cluster.in_cluster import MANIFESTS, NAMESPACE, access
 from tests.cluster.kubectl import Kubectl, last
 from tests.cluster.pod_events import events_of, wait_for
-from tests.cluster.pods import container, pod
+from tests.cluster.pods import RESTRICTED, container, pod
 from tests.lab.cluster.cluster import Cluster
 from tests.lab.cluster.nodes import Node
 from tests.system.ctr import eventually
@@ -36,7 +36,8 @@ def logged(node: Node, event: str, since: int = 0) -> list[str]:
 
 
 def test_life_of_a_pod_reads_as_a_story(kubectl: Kubectl, node: Node) -> None:
-    kubectl.apply(pod("first", *COUNTER, handler="kybernate"))
+    main = container("main", *COUNTER, **RESTRICTED)
+    kubectl.apply(pod("first", handler="kybernate", containers=[main]))
     assert eventually(lambda: last(kubectl, "first") > 3)
     node.run("kybernate", "checkpoint", f"{kubectl.namespace}/first", "story")
     done = wait_for(kubectl, "first", "Checkpointed")
@@ -44,7 +45,8 @@ def test_life_of_a_pod_reads_as_a_story(kubectl: Kubectl, node: Node) -> None:
     assert [one.reason for one in events_of(kubectl, "first")] == ["Checkpointing", "Checkpointed"]
     assert (done.type, done.field) == ("Normal", "spec.containers{main}")
     kubectl.delete("pod/first")
-    kubectl.apply(pod("second", "/never/run", handler="kybernate", annotations={FROM: "story"}))
+    main["command"] = ["/never/run"]
+    kubectl.apply(pod("second", handler="kybernate", containers=[main], annotations={FROM: "story"}))
     kubectl.ready("pod/second")
     wait_for(kubectl, "second", "Restored")
     assert [one.reason for one in events_of(kubectl, "second")] == ["Restoring", "Restored"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.pods import container, pod
+from tests.cluster.pods import RESTRICTED, container, pod
 from tests.lab.cluster.cluster import Cluster
 from tests.lab.cluster.nodes import Node
 from tests.system.ctr import eventually
@@ -82,7 +82,8 @@ def test_pod_with_a_quick_liveness_probe_survives_its_checkpoint_to_a_slow_disk(
     kubectl: Kubectl, cluster: Cluster
 ) -> None:
     (node, *_) = cluster.nodes
-    main = container("main", "python3", "-c", PROGRAM, of="python", livenessProbe={**PROBE, "initialDelaySeconds": 5})
+    probe = {**PROBE, "initialDelaySeconds": 5}
+    main = container("main", "python3", "-c", PROGRAM, of="python", livenessProbe=probe, **RESTRICTED)
     kubectl.apply(
         pod(
             "probed",

@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 import pytest
 
 from tests.cluster.kubectl import Kubectl, last
-from tests.cluster.pods import pod
+from tests.cluster.pods import RESTRICTED, container, pod
 from tests.cluster.test_checkpoints import FROM
 from tests.lab.cluster.addresses import KUBELET_PORT, PKI
 from tests.lab.cluster.cluster import Cluster
@@ -24,7 +24,7 @@ ROLE = {
     "apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": "checkpoints"},
     "rules": [{"apiGroups": [""], "resources": ["nodes/checkpoint"], "verbs": ["create"]}],
 }  # fmt: skip
-COUNTER = "echo kept > /srv; i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"
+COUNTER = "echo kept > /tmp/kept; i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"
 
 
 def account(kubectl: Kubectl, name: str, *, may: bool) -> str:
@@ -50,9 +50,11 @@ def ask(node: Node, path: str, token: str) -> Any:
         return json.loads(answer.read())
 
 
-def test_pod_resumes_from_the_kubelets_archive(kubectl: Kubectl, cluster: Cluster) -> None:
+@pytest.mark.parametrize("fields", [{}, RESTRICTED], ids=["root", "user"])
+def test_pod_resumes_from_the_kubelets_archive(kubectl: Kubectl, cluster: Cluster, fields: dict[str, Any]) -> None:
     (node, *_) = cluster.nodes
-    kubectl.apply(pod("first", "sh", "-c", COUNTER, handler="kybernate"))
+    main = container("main", "sh", "-c", COUNTER, **fields)
+    kubectl.apply(pod("first", handler="kybernate", containers=[main]))
     assert eventually(lambda: last(kubectl, "first") > 5)
     path = f"{kubectl.namespace}/first/main"
     with pytest.raises(HTTPError) as refused:
@@ -66,9 +68,10 @@ def test_pod_resumes_from_the_kubelets_archive(kubectl: Kubectl, cluster: Cluste
     assert [one["kind"] for one in found] == ["signature"], "containerd's own files are under no signature"
     node.run("kybernate", "import", archive, "kept", "--namespace", kubectl.namespace, "--yes")
     kubectl.delete("pod/first")
-    kubectl.apply(pod("second", "/never/run", handler="kybernate", annotations={FROM: "kept"}))
+    main["command"] = ["/never/run"]
+    kubectl.apply(pod("second", handler="kybernate", containers=[main], annotations={FROM: "kept"}))
     kubectl.ready("pod/second")
     assert eventually(lambda: last(kubectl, "second") > counted + 5)
     assert 1 < int(kubectl.logs("second").split()[0]) <= counted + 1
-    assert kubectl.exec("second", "cat", "/srv") == "kept\n"
+    assert kubectl.exec("second", "cat", "/tmp/kept") == "kept\n"
     node.run("rm", archive)

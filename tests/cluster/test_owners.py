@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.pods import container, deployment, pod, pod_spec
+from tests.cluster.pods import RESTRICTED, container, deployment, pod, pod_spec
 from tests.documentation import block
 from tests.lab.cluster.cluster import Cluster
 from tests.system.ctr import eventually
@@ -83,9 +83,12 @@ def state(node: Any, namespace: str, name: str) -> str:
 
 
 def test_bare_pod(kubectl: Kubectl, node: Any, tmp_path: Path) -> None:
-    kubectl.apply(pod("counter", *COUNTER, handler="kybernate", restartPolicy="Always"))
+    options: dict[str, Any] = {"handler": "kybernate", "restartPolicy": "Always"}
+    main = container("main", *COUNTER, **RESTRICTED)
+    kubectl.apply(pod("counter", containers=[main], **options))
     counted(kubectl, "counter", 5)
-    new = pod("counter-2", "/never/run", handler="kybernate", restartPolicy="Always", annotations={FROM: "moved"})
+    main["command"] = ["/never/run"]
+    new = pod("counter-2", containers=[main], annotations={FROM: "moved"}, **options)
     (tmp_path / "counter-moved.yaml").write_text(json.dumps(new))
     recipe = block("docs/kubernetes-owners.md", "bare-pod").commands
     last = type_as_documented(recipe, kubectl, node, {}, tmp_path)
@@ -114,8 +117,9 @@ def restarted(kubectl: Kubectl, name: str, times: int) -> list[int]:
 
 
 def test_stateful_set(kubectl: Kubectl, node: Any) -> None:
+    main = container("main", *COUNTER, **RESTRICTED)
     template = {"metadata": {"labels": {"app": "db"}, "annotations": {FROM: "latest"}},
-                "spec": pod_spec(*COUNTER, handler="kybernate")}  # fmt: skip
+                "spec": pod_spec(containers=[main], handler="kybernate")}  # fmt: skip
     spec = {"serviceName": "db", "replicas": 2, "selector": {"matchLabels": {"app": "db"}}, "template": template}
     kubectl.apply({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "db"}, "spec": spec})
     kubectl.rolled_out("statefulset/db")

@@ -349,40 +349,59 @@ def driver_is_given(bench: Bench) -> None:
     shutil.rmtree(image)
 
 
+# What a program can make of itself by a shell, and all that is compared afterwards.
+CHANGES = ("sh", "-c", 'umask 0027; ulimit -S -n 900; exec nice -n 7 "$@"', "sh")
+IDENTITY = (
+    *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp"),
+    *("Seccomp_filters", "SigBlk", "SigIgn", "SigCgt"),
+)
+
+
 def as_user(bench: Bench) -> None:
     """A program of uid 1000 without capabilities: in place, left running, and from an image."""
     name, image, idle = "as-user", bench.images / "user", bench.in_use()
     seen = ["--mount", f"type=bind,src={PAYLOAD.parent},dst={FOR_USERS},options=rbind:ro"]  # wherever the checkout is
-    flags = [*users.flags(), *seen]
-    argv = [word.replace(str(PAYLOAD.parent), FOR_USERS) for word in bench.payload("one")]
+    flags = [*users.flags(), "--seccomp", *seen]
+    argv = [*CHANGES, *(word.replace(str(PAYLOAD.parent), FOR_USERS) for word in bench.payload("one"))]
     with container(bench, name, *argv, flags=flags) as one:
-        require_user(bench, name)
+        before = identity_of(bench, name)
+        require_user(before)
         bench.note(name, json.loads(bench.kybernate("suspend", name, "--json"))["steps"])
         bench.await_idle(idle)
         bench.note(name, json.loads(bench.kybernate("resume", name, "--json"))["steps"])
         one.computes_on()
         bench.checkpoint(name, name, image)
         one.computes_on()
+        assert identity_of(bench, name) == before
         shutil.rmtree(image)
         bench.checkpoint(name, name, image, "--exit")
         bench.await_idle(idle)
     with restored(bench, f"{name}-2", image, one.log, flags=flags) as again:
-        require_user(bench, again.id)
+        assert identity_of(bench, again.id) == before
         bench.note(name, json.loads(bench.kybernate("suspend", again.id, "--json"))["steps"])
         bench.note(name, json.loads(bench.kybernate("resume", again.id, "--json"))["steps"])
         again.computes_on()
     shutil.rmtree(image)
 
 
-def require_user(bench: Bench, name: str) -> None:
-    """Fail unless the container's first process is the user's, without capabilities."""
+def identity_of(bench: Bench, name: str) -> dict[str, str]:
+    """Return what the kernel knows of a container's first process that CRIU has to bring back."""
     (pid,) = (
         line.split()[1] for line in bench.machine("ctr", "task", "ls").splitlines() if line.startswith(f"{name} ")
     )
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    assert status["Uid"].split() == [str(users.UID)] * 4, status["Uid"]
-    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}, lines
+    process = Path("/proc", pid)
+    status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines() if ":\t" in line)
+    files = {kind: (process / kind).read_text() for kind in ("limits", "oom_score_adj", "coredump_filter")}
+    nice = (process / "stat").read_text().rpartition(")")[2].split()[16]
+    return {**{kind: status[kind] for kind in IDENTITY}, **files, "nice": nice}
+
+
+def require_user(found: dict[str, str]) -> None:
+    """Fail unless a process is the user's, without capabilities, and is what `CHANGES` has made of it."""
+    assert found["Uid"].split() == [str(users.UID)] * 4, found["Uid"]
+    assert {int(found[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}, found
+    assert (found["Umask"], found["nice"], found["NoNewPrivs"], found["Seccomp"]) == ("0027", "7", "1", "2"), found
+    assert re.search(r"^Max open files +900 ", found["limits"], re.MULTILINE), found["limits"]
 
 
 # -- two GPUs ---------------------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ def start_node(lane: str) -> None:
     socket.sethostname("lab")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     STATE.mkdir()
+    if criu_limits.install(*CRIU):  # a cluster's nodes share these files, and find programs by the same PATH
+        print(f"lab {lane}: {criu_limits.SAID}", file=sys.stderr)
     if LANES[lane].cluster:
         start_cluster(lane)
     else:
@@ -82,8 +84,6 @@ def start_containerd(lane: str) -> None:
     level = os.environ.get("KYBERNATE_LAB_LOG_LEVEL", "info")
     config.write_text(containerd_config.text(LANES[lane], log_level=level))
     project.install_shim()
-    if criu_limits.install(*CRIU):
-        print(f"lab {lane}: {criu_limits.SAID}", file=sys.stderr)
     daemons = (Registry(), Containerd())
     for daemon in daemons:
         daemon.start()

@@ -36,6 +36,8 @@ class Kubelet:
         inner, place = volume / name, self.pod / "volume-subpaths" / volume.name / "app/0"
         for directory in (inner, place):
             directory.mkdir(parents=True)
+        for made in (inner, *inner.parents[: len(Path(name).parts) - 1]):  # with the volume's mode, as the kubelet does
+            made.chmod(0o777)
         syscalls.mount(str(inner), str(place), "", syscalls.MS_BIND)
         return place
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.documented import CRICTL
+from tests.system import identity
 from tests.system.ctr import BUSYBOX, eventually, finished, run
 
 SETTINGS = Path("/etc/crictl.yaml")
@@ -63,7 +64,10 @@ class Pod:
         metadata, image = {"name": name}, {"image": BUSYBOX}
         config = {"metadata": metadata, "image": image, "command": ["sh", "-c", script], "log_path": f"{name}.log"}
         file = self.file.with_name(f"{name}.json")
-        file.write_text(json.dumps({**config, "linux": {"resources": {"memory_limit_in_bytes": 64 << 20}}}))
+        uid = {"value": identity.user() or 0}
+        security = {"run_as_user": uid, "run_as_group": uid, "capabilities": {"drop_capabilities": ["ALL"]}}
+        linux = {"resources": {"memory_limit_in_bytes": 64 << 20}, "security_context": security}
+        file.write_text(json.dumps({**config, "linux": linux}))
         return crictl("create", self.id, str(file), str(self.file)).strip()
 
 

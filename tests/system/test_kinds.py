@@ -12,6 +12,7 @@ import pytest
 from tests.system.checkpoints import PYTHON, assert_no_image, dumps_sockets, kybernate, refused
 from tests.system.cri import Cri
 from tests.system.ctr import Ctr, eventually
+from tests.system.tenants import ROOT
 from tests.system.test_restorable import PRELUDE, after_restore, running
 
 # `at` gives a descriptor a number that is free in each lane; `child` forks.
@@ -76,6 +77,8 @@ ready()
 found(alive=os.waitpid(one, os.WNOHANG) == (0, 0))
 """
 )
+WORDS_OF_NETWORK = ("has a network namespace of its own: CRIU dumps no",)
+CAPABLE = pytest.mark.as_root("the program needs capabilities to have what is refused")
 
 
 @pytest.fixture
@@ -88,8 +91,8 @@ def image(tmp_path: Path) -> Iterator[Path]:
     ("program", "flags", "words"),
     [
         pytest.param(ANYBODY, (), WORDS_OF_ANYBODY, id="any program"),
-        pytest.param(PRIVILEGED, ("--privileged",), WORDS_OF_PRIVILEGED, id="privileged"),
-        pytest.param(NETWORK, ("--privileged",), ("has a network namespace of its own: CRIU dumps no",), id="network"),
+        pytest.param(PRIVILEGED, ("--privileged",), WORDS_OF_PRIVILEGED, marks=CAPABLE, id="privileged"),
+        pytest.param(NETWORK, ("--privileged",), WORDS_OF_NETWORK, marks=CAPABLE, id="network"),
     ],
 )
 def test_what_criu_cannot_dump_is_refused_while_the_container_runs(
@@ -112,6 +115,7 @@ found(kept=open("/srv/b/x").read(), same=open("/srv/a/y").read())
 """
 
 
+@pytest.mark.as_root("the program mounts")
 def test_mount_of_a_part_of_the_root_filesystem_comes_back(ours: Ctr, image: Path) -> None:
     """That a program in the container has made: it is no mount of the node's."""
     assert after_restore(ours, image, BOUND, flags=("--privileged",)) == {"kept": "kept", "same": "new"}
@@ -180,4 +184,6 @@ def test_objects_of_system_v_stay_in_their_pod(tmp_path: Path) -> None:
         assert [cri.exec(id, "kill", "-USR1", "1")[0] for id in ids] == [0, 0]
         eventually(lambda: all(any("FOUND" in line for line in cri.log(pod, one)) for one in ("other", "app")))
         assert any('"memory": "kept"' in line for line in cri.log(pod, "app"))
+    for image in both.values():
+        shutil.rmtree(ROOT / "default" / image)
     cri.close()

@@ -18,6 +18,7 @@ from tests.lab.node import Containerd
 from tests.system.cri import Cri
 from tests.system.ctr import BUSYBOX, Ctr, containerd_version, eventually, run
 
+pytestmark = pytest.mark.as_root("the commands are the documentation's, with whatever user the image has")
 PACKAGING = Path(__file__).parents[2] / "packaging" / "containerd"
 CONFIG = Path("/etc/containerd/config.toml")
 DROP_INS = Path("/etc/containerd/conf.d")

@@ -21,6 +21,7 @@ from tests.system.cri import SOCKET
 from tests.system.ctr import KYBERNATE, STOCK, eventually
 from tests.system.task_calls import RESOURCES_TYPE, SLEEP, SPEC_TYPE, Node, Said, exec_request
 
+pytestmark = pytest.mark.as_root("no checkpoint is made: the calls are those that a state refuses")
 SHORT = 1.0  # seconds that a call may take whose answer is that there is none yet
 _numbers = itertools.count()
 

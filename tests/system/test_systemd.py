@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.documentation import block
+from tests.system import identity
 from tests.system.ctr import BUSYBOX, eventually
 from tests.system.leftovers import Snapshot, assert_nothing_left
 from tests.system.systemd import AGENT, SOCKET, Systemd, systemd
@@ -35,7 +36,7 @@ def _nothing_left_over() -> None:
 @pytest.fixture
 def container(node: Systemd) -> Iterator[str]:
     flags = ("--detach", "--cpu-shares", "0", "--runtime", "io.containerd.kybernate.v1")
-    node.run("ctr", "run", *flags, BUSYBOX, "loop", "sh", "-c", LOOP)
+    node.run("ctr", "run", *flags, *identity.flags(), BUSYBOX, "loop", "sh", "-c", LOOP)
     yield "loop"
     node.sh("for id in $(ctr task ls -q); do ctr task rm --force $id; ctr container rm $id; done")
 

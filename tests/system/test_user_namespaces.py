@@ -100,6 +100,7 @@ def own_users(first: int, source: Path, at: str, *, mapped: bool) -> config.Moun
     return mount
 
 
+@pytest.mark.as_root("root of such a pod, and ids that it alone can give to others")
 @pytest.mark.parametrize("mapped", [False, True], ids=["owners of the range", "owners as inside"])
 def test_pod_with_users_of_its_own_is_restored_with_other_ids(cri: Cri, pods_image: Path, mapped: bool) -> None:
     if mapped and containerd_version() < (2, 0):
