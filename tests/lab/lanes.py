@@ -36,7 +36,7 @@ LANES = {
     for lane in (
         Lane("trixie", TRIXIE, config_version=2, extras=("nvidia",)),
         Lane("sid", SID, config_version=3, extras=("minio", "nvidia")),
-        Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc")),
+        Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc"), extras=("nvidia",)),
         _cluster("cluster", SID, 3),
         _cluster("cluster-trixie", TRIXIE, 2),
         _cluster("conformance", SID, 3, "e2e"),
