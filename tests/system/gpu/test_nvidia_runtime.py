@@ -176,3 +176,22 @@ def test_pod_with_a_cdi_device_continues_in_another(
         steps = eventually(lambda: (found := steps_of(cri, pod)) and len(found) > 5 and found, seconds=40)
         assert steps == list(range(last + 1, last + 1 + len(steps)))
         assert gpus.used() == used
+
+
+def test_pod_given_its_gpu_by_a_volume_continues_on_another_one(cri: Cri, gpus: Gpus, pods_image: Path) -> None:
+    def given(number: int) -> dict[str, Any]:
+        return {"nulls": [f"{VOLUMES}/{number}"], "env": {"NVIDIA_VISIBLE_DEVICES": VOLUMES}}
+
+    with volumes_only():
+        with cri.pod() as pod:
+            id = pod_container(cri, pod, gpu.command(), **given(0))
+            eventually(lambda: len(steps_of(cri, pod)) > 5, seconds=40)
+            assert [used > 0 for used in gpus.used()] == [True, False]
+            kybernate("checkpoint", pod.config.metadata.name, str(pods_image), "--exit")
+            eventually(lambda: cri.state(id) == "CONTAINER_EXITED")
+            last = steps_of(cri, pod)[-1]
+        with cri.pod(annotations={"kybernate.io/restore-from": pods_image.name}) as pod:
+            pod_container(cri, pod, ["/never/run"], **given(1))
+            steps = eventually(lambda: (found := steps_of(cri, pod)) and len(found) > 5 and found, seconds=40)
+            assert steps == list(range(last + 1, last + 1 + len(steps)))
+            assert [used > 0 for used in gpus.used()] == [False, True]
