@@ -176,7 +176,7 @@ def _cri(facts: ContainerdFacts) -> Iterator[HealthFinding]:
 
 
 def _deprecations(words: str) -> str:
-    """Return the sentences of containerd's warnings, which it gives as an object of JSON; all of it where it is none."""
+    """Return the sentences of containerd's warnings, which are an object of JSON; all of the text where it is none."""
     try:
         warnings = bounded_json.parse(words.removeprefix(f"{NO_DEPRECATIONS}: ").encode())
     except ValueError:
