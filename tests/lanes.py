@@ -19,9 +19,10 @@ LANES = ("trixie", "sid", "next")
 DEBIANS = ("trixie", "sid")
 CLUSTERS = ("cluster", "cluster-trixie")
 ONE_NODE = ("--nodes", "1", "--default-runtime", "runc")  # whatever the environment says
+OF_SECOND = ("sid", "next")  # of containerd's second generation
 GPU_ELSEWHERE = (
-    "containerd and runc do for a container with a GPU what they do for any other one, which `next` has; its CRIU is"
-    " that of `sid`"
+    "what containerd and runc do for a container with a GPU is in the part `GPU checkpoints`, in every lane; the CRIU"
+    " of `next` is that of `sid`"
 )
 WITHOUT_LIMITS = "not (pod or cri or container_of_two)"  # on cgroup v2 with v1's controllers; pods ask for limits
 
@@ -47,8 +48,12 @@ class Part:
 
 
 PARTS = (
-    Part("gpu", ("system/gpu",), 35, DEBIANS, GPU_ELSEWHERE),
-    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 75, DEBIANS, GPU_ELSEWHERE),
+    Part("gpu", ("system/gpu",), 25, DEBIANS, GPU_ELSEWHERE),
+    Part("gpu arena", ("system/gpu/arena", "system/gpu/daemon_killed"), 50, DEBIANS, GPU_ELSEWHERE),
+    Part("GPU checkpoints", (
+        "system/gpu/arena/test_checkpoint.py", "system/gpu/arena/test_parked_in_place.py",
+        "system/gpu/test_checkpoint.py", "system/gpu/test_nvidia_runtime.py", "system/gpu/test_pods.py",
+    ), 60),
     Part(
         "daemon killed in driver",
         ("system/gpu/daemon_killed/test_in_driver.py",),
@@ -80,13 +85,7 @@ PARTS = (
     ),
     Part("faults", ("faults",), 160, ("trixie",), "the CUDA helper without a container"),
     Part("containers", ("system",), 80),
-    Part(
-        "agent",
-        ("system/test_agent.py", "system/test_agent_inventory.py"),
-        40,
-        DEBIANS,
-        "the agent calls containerd by the same code as the command line does, in the tests of checkpoints",
-    ),
+    Part("agent", ("system/test_agent.py", "system/test_agent_inventory.py"), 40),
     Part(
         "installation",
         ("system/test_readme.py",),
@@ -94,12 +93,14 @@ PARTS = (
         DEBIANS,
         "Debian's packages, and containerd of both generations; `next` has no packages of its own",
     ),
+    Part("doctor", ("system/test_doctor.py",), 15),
     Part(
         "first hour",
-        ("system/test_doctor.py", "system/test_every_command.py"),
-        150,
+        ("system/test_every_command.py",),
+        135,
         DEBIANS,
-        "the commands of the package, and containerd of both generations; `next` has the second one's configuration",
+        "the commands of the package, and containerd of both generations; what they say of that of `next` is in"
+        " test_doctor.py",
     ),
     Part(
         "one machine",
@@ -109,7 +110,7 @@ PARTS = (
         ),
         250,
         ("sid",),
-        "pods and images by the CRI and the agent, which test_cri.py and test_agent.py meet in the other lanes",
+        "pods and images by the CRI and the agent, which test_cri.py and test_agent.py meet in every lane",
     ),
     Part(
         "crictl",
@@ -136,7 +137,7 @@ PARTS = (
         "fork server",
         ("system/test_fork_server.py",),
         35,
-        ("sid",),
+        OF_SECOND,
         "what containerd executes and what answers it; every container of every lane is started by them",
     ),
     Part(
@@ -200,7 +201,7 @@ PARTS = (
             "system/test_restore_refusals.py",
         ),
         40,
-        ("sid",),
+        OF_SECOND,
         "what a daemon keeps and what the shim does with the files of an image; test_checkpoint.py has CRIU write and"
         " read them in every lane",
     ),

@@ -147,7 +147,7 @@ def suites_in_lab(lanes: Collection[str] = (*LANES, *CLUSTERS)) -> list[Suite]:
         for part, lane in order()
         if lane in lanes
     ]
-    v2 = ("tests/system/test_checkpoint.py", "-k", WITHOUT_LIMITS)
+    v2 = ("tests/system/test_checkpoint.py", "tests/system/gpu/test_memory_limits.py", "-k", WITHOUT_LIMITS)
     return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"]), *suites_on_machine(lanes)]
 
 

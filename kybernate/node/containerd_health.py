@@ -30,8 +30,10 @@ from kybernate.node.containerd_facts import (
 )
 from kybernate.node.finding import HealthFinding, Verdict, compared
 from kybernate.node.room import findings as room_findings
-from kybernate_shim import __version__
+from kybernate_shim import __version__, bounded_json
 from kybernate_shim.checkpoint.criu.config import parse_version
+
+NO_DEPRECATIONS = "ContainerdHasNoDeprecationWarnings"  # a condition of CRI's, from containerd 2.0 on
 
 
 def findings(facts: ContainerdFacts) -> Iterator[HealthFinding]:
@@ -164,10 +166,22 @@ def _cri(facts: ContainerdFacts) -> Iterator[HealthFinding]:
     for words in facts.cri:
         if words.startswith("NetworkReady"):
             yield HealthFinding("CRI", "note", words, "pods need a network plugin; `ctr run` works without")
+        elif words.startswith(NO_DEPRECATIONS):
+            advice = "nothing fails yet; `ctr deprecations list` shows what a later containerd will not have"
+            yield HealthFinding("CRI", "note", _deprecations(words), advice)
         else:
             yield HealthFinding(
                 "CRI", "bad", words, "`ctr plugins ls` shows CRI's state, `journalctl -u containerd` the reason"
             )
+
+
+def _deprecations(words: str) -> str:
+    """Return the sentences of containerd's warnings, which are an object of JSON; all of the text where it is none."""
+    try:
+        warnings = bounded_json.parse(words.removeprefix(f"{NO_DEPRECATIONS}: ").encode())
+    except ValueError:
+        return words
+    return "; ".join(map(str, warnings.values())) if isinstance(warnings, dict) else words
 
 
 def _shim(shim: Shim) -> HealthFinding:

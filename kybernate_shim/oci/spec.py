@@ -19,7 +19,7 @@ from kybernate_shim.linux.atomic_write import replacing
 CDI_ANNOTATION = "cdi.k8s.io/"
 CDI_VENDOR = "nvidia.com"
 GPU_DEVICES = ("/dev/nvidia", "/dev/dxg")
-GPU_VOLUMES = "/var/run/nvidia-container-devices"  # where a list of devices is given as mounts
+GPU_VOLUMES = "/var/run/nvidia-container-devices"  # where a list of devices is given as mounts of /dev/null
 GPU_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-ctk", "nvidia-cdi-hook")
 EARLY_HOOKS = ("prestart", "createRuntime", "createContainer")
 
@@ -139,6 +139,11 @@ def _load(path: Path) -> dict[str, Any]:
 def map_text(ranges: Iterable[Mapping[str, Any]]) -> str:
     """Return a map of ids, such as linux.uidMappings, as "inside:outside:count,…"."""
     return ",".join(f"{one.get('containerID', 0)}:{one.get('hostID', 0)}:{one.get('size', 0)}" for one in ranges)
+
+
+def names_gpu(destination: str) -> bool:
+    """Return whether a mount at this path, after links or before, names a GPU of NVIDIA's; its content is nothing."""
+    return destination.removeprefix("/var").startswith(f"{GPU_VOLUMES.removeprefix('/var')}/")
 
 
 def is_nvidia_cdi(device: str) -> bool:

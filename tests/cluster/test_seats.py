@@ -16,12 +16,12 @@ from tests.lab.cluster.addresses import SECONDS
 from tests.lab.cluster.cluster import Cluster
 from tests.lab.cluster.nodes import Node
 from tests.system.ctr import eventually
+from tests.system.gpu import toolkit
 
 ONE, TWO = "kyb.ai/gpu-1x-seat", "kyb.ai/gpu-2x-seat"
 PYTHON = "/opt/kybernate/bin/python"
 CONFIGURATION = 'seats.file = "/etc/kybernate/seats.yaml"\n'
-SHIM_SETTINGS = "/etc/kybernate/shim.toml"
-RUNTIME = 'runtime = "runc"\n'  # these lanes have no nvidia-container-runtime
+BY_CDI = 'seats.devices = "cdi"\n'
 SEATS = f"""
 profiles:
   - {{name: gpu-1x-seat, resource: {ONE}, groupSize: 1, seatsPerGroup: 4}}
@@ -40,10 +40,12 @@ def node(cluster: Cluster, administrator: Kubectl) -> Iterator[Node]:
 
 
 def _with_seats(found: Node) -> Iterator[Node]:
+    if not found.path(toolkit.RUNTIME).exists():
+        pytest.skip("NVIDIA's container toolkit could not be built for this node")
     found.run("env", "-C", "/src", PYTHON, "-m", "tests.cluster.pretended_gpus", "install")
-    places = [found.path(name) for name in (SETTINGS, SHIM_SETTINGS, "/etc/kybernate/seats.yaml")]
+    places = [found.path(name) for name in (SETTINGS, "/etc/kybernate/seats.yaml")]
     before = [place.read_text() if place.exists() else None for place in places]
-    for place, old, text in zip(places, before, (CONFIGURATION, RUNTIME, SEATS), strict=True):
+    for place, old, text in zip(places, before, (CONFIGURATION, SEATS), strict=True):
         place.write_text(text + (old or ""))
     found.agent.restart()
     yield found
@@ -71,6 +73,22 @@ def advertises(kubectl: Kubectl, node: Node, seats: dict[str, int]) -> None:
         eventually(lambda: shown() == seats, seconds=SECONDS)
     except AssertionError as error:
         raise AssertionError(f"{error}: {shown()} are advertised, and not {seats}") from error
+
+
+@pytest.fixture
+def by_cdi(kubectl: Kubectl, node: Node, _advertised: None) -> Iterator[None]:
+    """Have the plugin answer with names of CDI devices, which containerd looks up in the node's specification."""
+    place = node.path(SETTINGS)
+    before = place.read_text()
+    for text in (BY_CDI + before, before):
+        node.agent.kill()
+        advertises(kubectl, node, {ONE: 0, TWO: 0})  # else a pod could be given a seat by the plugin that has ended
+        place.write_text(text)
+        node.agent.start()
+        node.agent.wait_ready(seconds=SECONDS)
+        advertises(kubectl, node, {ONE: 4, TWO: 3})
+        if text != before:
+            yield
 
 
 def with_seat(resource: str = ONE, count: int = 1) -> dict[str, object]:
@@ -193,6 +211,11 @@ def last_step(kubectl: Kubectl, name: str) -> int:
     return int(lines[-1].split()[1]) if lines else 0
 
 
+def mounts_of(kubectl: Kubectl, name: str) -> set[str]:
+    """Return where a pod's container has mounts."""
+    return {line.split()[4] for line in kubectl.exec(name, "cat", "/proc/self/mountinfo").splitlines()}
+
+
 def computes_on(kubectl: Kubectl, name: str) -> None:
     before = last_step(kubectl, name)
     eventually(lambda: last_step(kubectl, name) > before + 2, seconds=SECONDS)
@@ -265,3 +288,34 @@ def test_pods_take_turns_by_use_alone(kubectl: Kubectl, node: Node) -> None:
         for name in ("one", "two"):
             computes_on(kubectl, name)
     assert restarts(kubectl, "one") == restarts(kubectl, "two") == 0
+
+
+def test_a_container_gets_its_gpu_by_cdi_and_continues_in_another_pod(
+    kubectl: Kubectl, node: Node, by_cdi: None
+) -> None:
+    """Kubelet hands on the plugin's names of devices, and containerd adds what NVIDIA's generator has written."""
+    found = computing("first")
+    (main,) = found["spec"]["containers"]  # type: ignore[index]
+    del main["env"]  # the driver is where the loader looks
+    kubectl.apply(found)
+    kubectl.ready("pod/first")
+    computes_on(kubectl, "first")
+    given = environment(kubectl, "first")
+    assert (given["NVIDIA_VISIBLE_DEVICES"], given["KYB_GPU_GROUP"]) == ("void", "G0")  # the specification's, ours
+    mounts = mounts_of(kubectl, "first")
+    assert f"{toolkit.LIBRARIES}/libcuda.so.{toolkit.VERSION}" in mounts
+    assert any(place.startswith("/run/nvidia-ctk-hook/") for place in mounts)
+    assert kubectl.exec("first", "sh", "-c", "ls /dev/nvidia?").split() == ["/dev/nvidia0"]
+    name = f"{kubectl.namespace}/first"
+    node.run("kybernate", "suspend", name)
+    node.run("kybernate", "resume", name)
+    computes_on(kubectl, "first")
+    node.run("kybernate", "checkpoint", name, "by-cdi", "--exit")
+    last = last_step(kubectl, "first")
+    kubectl.phase("first", "Failed")
+    annotations = {"kybernate.io/restore-from": "by-cdi"}
+    kubectl.apply({**found, "metadata": {"name": "second", "annotations": annotations}})
+    kubectl.ready("pod/second")
+    computes_on(kubectl, "second")
+    assert last_step(kubectl, "second") > last
+    assert mounts_of(kubectl, "second") == mounts

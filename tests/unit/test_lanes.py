@@ -12,17 +12,16 @@ from tests.lanes import CLUSTERS, DEBIANS, LANES, PARTS, TESTS, Part, all_files,
 from tests.run_all import suites_in_lab
 
 DOCUMENTED = TESTS.parent / "docs/development.md"
-# All that this file knows of: what drives containerd, runc or CRIU, and is worth nothing in one lane alone. With GPUs,
-# in both of Debian's, since the newest containerd and runc meet the same CRIU and driver.
+# All that this file knows of: what drives containerd, runc or CRIU, and is worth nothing in one lane alone. What of a
+# GPU's tests meets CRIU and the driver alone is in both of Debian's, since the CRIU of `next` is that of `sid`.
 IN_EVERY_LANE = (
     *("contract/test_runtime_lifecycle.py", "contract/test_freezer.py", "contract/cuda_driver/test_cuda_criu.py"),
     *("system/test_checkpoint.py", "system/test_restore_failures.py", "system/test_run.py", "system/test_cri.py"),
-    "hostile/test_images.py",
+    *("system/test_agent.py", "system/test_doctor.py", "hostile/test_images.py"),
+    *("system/gpu/test_checkpoint.py", "system/gpu/test_pods.py", "system/gpu/test_nvidia_runtime.py"),
+    "system/gpu/arena/test_checkpoint.py",
 )
-OF_DEBIANS = (
-    *("system/gpu/test_checkpoint.py", "system/gpu/test_pods.py", "system/gpu/test_criu.py"),
-    *("system/gpu/arena/test_checkpoint.py", "system/gpu/daemon_killed/test_in_dump.py"),
-)
+OF_DEBIANS = ("system/gpu/test_criu.py", "system/gpu/daemon_killed/test_in_dump.py")
 
 
 def test_every_file_belongs_to_one_part() -> None:

@@ -17,7 +17,7 @@ from kybernate_shim.checkpoint.mounts.hooks import is_kept
 from kybernate_shim.checkpoint.mounts.paths import is_normal
 from kybernate_shim.checkpoint.mounts.sources import followed
 from kybernate_shim.linux.mount.mountinfo import MountPoint
-from kybernate_shim.oci.spec import Spec
+from kybernate_shim.oci.spec import Spec, names_gpu
 
 SHOWN_DIFFERENCES: Final = 20
 SHOWN_PATH: Final = 200  # characters
@@ -84,6 +84,8 @@ def match_mounts(
     moved = _moved(dumped, recorded)
     listed = SpecMounts.of(spec, rootfs, moved)
     sources = {mount.destination: followed(mount.source) for mount in recorded if mount.kind == "hook" and mount.source}
+    # Their names are those of the dumped container's GPUs, and say nothing to its processes. The new one has others.
+    gpus = {mount.destination: NULL for mount in recorded if mount.source == NULL and names_gpu(mount.destination)}
     differences: list[str] = []
     needed: dict[str, str] = {}
     for mount in dumped:
@@ -97,6 +99,8 @@ def match_mounts(
             (_permits(policy, source) and _exists(source)) or listed.shows(mount.destination, source, host)
         ):
             needed[mount.key] = source
+        elif mount.destination in gpus:
+            needed[mount.key] = NULL
         else:
             differences.append(_only_dumped(mount, source, policy))
         if strict:
@@ -113,10 +117,11 @@ def match_mounts(
     differences += [
         f"{destination} is mounted in the new container, but was not in the dumped one"
         for destination in sorted(listed.destinations - there)
+        if not (names_gpu(destination) and listed.binds.get(destination) == NULL)
     ]
     if differences:
         raise MountUnmatched(differences)
-    directories, files = _mount_points(dumped, listed, sources, moved.values())
+    directories, files = _mount_points(dumped, listed, sources | gpus, moved.values())
     offered = {mount.key: listed.named[mount.key] for mount in dumped if mount.key in listed.named}
     lines = (external(key, source) for key, source in needed.items())
     return Matching(tuple(lines), tuple(directories), tuple(files), offered | needed, moved)

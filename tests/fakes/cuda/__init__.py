@@ -151,6 +151,12 @@ class Gpus:
         """Switch the GPUs to MIG mode."""
         self._write("mig", "1")
 
+    def limits(self) -> list[tuple[str, str, int, int]]:
+        """Return the limits of memory that were set through NVML: UUID, cgroup, soft limit, hard limit."""
+        path = self.directory / "limits"
+        words = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [(uuid, cgroup, int(soft), int(hard)) for uuid, cgroup, soft, hard in words]
+
     def environment(self, libraries: Path) -> dict[str, str]:
         """What a program on this machine needs in its environment to use the GPUs."""
         return {"LD_LIBRARY_PATH": str(libraries), "FAKE_CUDA_DIR": str(self.directory)}

@@ -6,6 +6,7 @@
  *   held/       one file per process that is on a GPU: a page with the bytes per GPU, then the memory itself.
  *               Its owner holds it by flock(2), so that the memory of a killed process is free immediately.
  *   lock        taken by flock(2) around every change of the accounts
+ *   limits      one line for each limit of memory that NVML was given, which limits nothing here
  * and what switches.h adds.
  */
 #ifndef FAKE_CUDA_GPUS_H

@@ -11,7 +11,7 @@
 #include "gpus.h"
 
 enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3, NVML_ERROR_NOT_FOUND = 6 };
-enum { NVML_ERROR_DRIVER_NOT_LOADED = 9 };
+enum { NVML_ERROR_DRIVER_NOT_LOADED = 9, NVML_ERROR_OPERATING_SYSTEM = 17 };
 
 struct memory {
     unsigned long long total, free, used;
@@ -36,6 +36,12 @@ static void pass(void)
     pthread_rwlock_rdlock(&gate);
     pthread_rwlock_unlock(&gate);
 }
+
+/* Of the processes of a cgroup, in bytes. */
+struct limits {
+    const char *cgroup;
+    unsigned long long soft, hard;
+};
 
 /* A handle is the GPU's index plus one: opaque, and never NULL. */
 typedef uintptr_t handle;
@@ -363,6 +369,30 @@ EXPORT int nvmlDeviceGetPersistenceMode(handle device, unsigned int *mode)
     struct gpu gpu;
     *mode = 1;
     return gpu_at(device, &gpu);
+}
+
+/* Adds a line to the state directory's file `limits`: UUID, cgroup, soft limit, hard limit. Nothing else comes of it. */
+EXPORT int nvmlDeviceSetMemoryLimits_v1(handle device, const struct limits *limits)
+{
+    pass();
+    struct gpu gpu;
+    struct stat directory;
+    char uuid[64], path[512];
+    int result = gpu_at(device, &gpu);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (limits->soft > limits->hard)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (stat(limits->cgroup, &directory) != 0)
+        return NVML_ERROR_OPERATING_SYSTEM;
+    format_uuid(&gpu.uuid, uuid, sizeof uuid);
+    state_path(path, sizeof path, "limits");
+    FILE *file = fopen(path, "ae");
+    if (!file)
+        return NVML_ERROR_OPERATING_SYSTEM;
+    fprintf(file, "%s %s %llu %llu\n", uuid, limits->cgroup, limits->soft, limits->hard);
+    fclose(file);
+    return NVML_SUCCESS;
 }
 
 EXPORT const char *nvmlErrorString(int result)

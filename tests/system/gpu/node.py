@@ -110,7 +110,7 @@ def heal(gpus: Gpus) -> None:
     gpus.switch("")
     gpus.slow(0)
     gpus.missing()
-    for name in ("mig", "driver", "hidden", "load"):
+    for name in ("mig", "driver", "hidden", "load", "limits"):
         (gpus.directory / name).unlink(missing_ok=True)
     shutil.rmtree(SOCKET.parent / "claims", ignore_errors=True)
 

@@ -71,6 +71,16 @@ def test_a_mount_that_only_the_new_container_has_is_named(tmp_path: Path) -> Non
     assert found == ("/data is mounted in the new container, but was not in the dumped one",)
 
 
+def test_mounts_that_name_gpus_may_differ(tmp_path: Path) -> None:
+    """They are of /dev/null, and those of the dumped container remain; what else is mounted there must be the same."""
+    old, new = "/run/nvidia-container-devices/0", "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/1"
+    recorded = (ImageMount(old, "tmpfs", "host", "/dev/null"),)
+    found = match_mounts((*DUMPED, external(old)), recorded, spec(bind(new, "/dev/null")), tmp_path)
+    assert found == Matching((f"external mnt[{old}]:/dev/null",), files=(old,), sources={old: "/dev/null"})
+    strange = differences(external(old), new=spec(bind(new)), root=tmp_path)
+    assert [said.partition(" ")[0] for said in strange] == [old, new]
+
+
 def test_every_difference_is_named_at_once_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(MountUnmatched, match=r"/a was .*/b is .*Nothing was restored; give the new container"):
         match_mounts((*DUMPED, external("/a")), (), spec(bind("/b")), tmp_path)

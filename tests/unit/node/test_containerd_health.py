@@ -117,6 +117,13 @@ BROKEN: dict[str, tuple[ContainerdFacts, str, str, str, str]] = {
         replace(GOOD, loaded=None, cri=("does not answer: unknown service",)), "CRI", "bad", "unknown", "plugins ls",
     ),
     "no network": (replace(GOOD, cri=("NetworkReady: no network config",)), "CRI", "note", "no network", "plugin"),
+    "deprecated cgroup v1": (
+        replace(GOOD, cri=('ContainerdHasNoDeprecationWarnings: {"io.containerd.deprecation/v1": "Use cgroup v2."}',)),
+        "CRI", "note", "Use cgroup v2.", "deprecations list",
+    ),
+    "deprecation in another form": (
+        replace(GOOD, cri=("ContainerdHasNoDeprecationWarnings: cgroup v1",)), "CRI", "note", "cgroup v1", "fails yet",
+    ),
     "no shim": (
         replace(GOOD, shims=(Shim("kybernate", PLACE),)),
         "shim of kybernate", "bad", "is missing", "kybernate_shim.launcher /usr/local/bin",
