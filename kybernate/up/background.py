@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kybernate.node.failure import Invalid, Unavailable
-from kybernate.up.control import LOGS, running_process
+from kybernate.up.control import LOGS, answers, running_process
 from kybernate.up.models_file import load
 
 SYSTEMD: Final = Path("/run/systemd/system")  # is there where systemd is the service manager
@@ -38,7 +38,10 @@ WantedBy=multi-user.target
 
 
 def start(file: Path, project: str, agent: str, *, watch: bool) -> tuple[int, str]:
-    """Start `kybernate up` of a file; return its process and where its log is. Raises Invalid and Unavailable."""
+    """Start `kybernate up` of a file; return its process and where its log is, once its proxy answers.
+
+    Raises Invalid and Unavailable.
+    """
     command = [sys.executable, "-c", "from kybernate.cli import main; main()", "up", str(file.resolve())]
     command += ["--agent", agent] * bool(agent) + ["--watch"] * watch
     log = LOGS / project / "up.log"
@@ -57,13 +60,15 @@ def start(file: Path, project: str, agent: str, *, watch: bool) -> tuple[int, st
             )
         where = str(log)
     end = time.monotonic() + START_SECONDS
-    while not (process := running_process(project)):
+    while not ((process := running_process(project)) and answers(project, end - time.monotonic())):
         if child is not None and (status := child.poll()) is not None:
             raise Unavailable(
                 f"the process that keeps the models ended with status {status}", advice=f"look at {where}"
             )
         if time.monotonic() > end:
-            raise Unavailable(f"no process keeps the models after {START_SECONDS:.0f} s", advice=f"look at {where}")
+            raise Unavailable(
+                f"no process keeps the models and takes requests after {START_SECONDS:.0f} s", advice=f"look at {where}"
+            )
         time.sleep(0.05)
     return process, where
 

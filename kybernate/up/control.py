@@ -80,10 +80,10 @@ async def _answered(line: bytes, verbs: Mapping[str, Do]) -> Mapping[str, Any]:
         return {"error": f"the request is no JSON: {error}", "kind": "Invalid", "state": "", "advice": ""}
 
 
-def call(project: str, do: str, **asked: Any) -> Any:
+def call(project: str, do: str, *, seconds: float = CALL_SECONDS, **asked: Any) -> Any:
     """Ask the process that keeps a project. Raises Unavailable where there is none, and what it answers."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(CALL_SECONDS)
+        client.settimeout(seconds)
         try:
             client.connect(str(place(project)))
             client.sendall(json.dumps({"do": do, **asked}).encode() + b"\n")
@@ -103,6 +103,15 @@ def call(project: str, do: str, **asked: Any) -> Any:
         kind = KINDS.get(found["kind"], Failure)
         raise kind(found["error"], state=found["state"], advice=found["advice"])
     return found["result"]
+
+
+def answers(project: str, seconds: float) -> bool:
+    """Return whether a process keeps a project and its proxy listens; one that is being started is waited for."""
+    try:
+        call(project, "models", seconds=max(seconds, LOOK_SECONDS))
+    except Unavailable:
+        return False
+    return True
 
 
 def project_of(model: str) -> str:

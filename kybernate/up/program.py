@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +73,7 @@ class Program:
     log: Log
     stopped: asyncio.Event
     changed: asyncio.Event
+    listens: asyncio.Event = field(default_factory=asyncio.Event)  # the proxy does, so that verbs can be carried out
 
     async def run(self, agent_address: str, *, watch: bool) -> None:
         """Keep the models until SIGTERM or SIGINT."""
@@ -98,6 +99,7 @@ class Program:
         self._source = source = KeptModels(agent, keeper, settings.models)
         keeper.room.holders, keeper.room.leave = source.holders, source.leave
         running = await service.start(settings, source, self.log)
+        self.listens.set()
         source.engine, source.seat_is_crowded = running.engine, seats.crowded
         running.engine.crowded, running.engine.upstream_of = source.crowded, source.upstream_of
         keeper.room.matrix = self.file.matrix
@@ -149,7 +151,15 @@ class Program:
             await keeper.restart(name, fresh=bool(asked.get("fresh")))
             return name
 
-        return {"models": models, "wake": wake, "sleep": sleep, "restart": restart}
+        def once_it_listens(do: control.Do) -> control.Do:
+            async def work(asked: Mapping[str, Any]) -> Any:
+                await self.listens.wait()
+                return await do(asked)
+
+            return work
+
+        verbs = {"models": models, "wake": wake, "sleep": sleep, "restart": restart}
+        return {name: once_it_listens(do) for name, do in verbs.items()}
 
     @asynccontextmanager
     async def _watching(self, watch: bool) -> AsyncIterator[None]:

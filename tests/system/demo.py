@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,8 +34,7 @@ PYTHON = "localhost:5000/python:latest"
 MODELS = ("poet", "coder", "critic")
 MIB = 1 << 20
 GPU_BYTES, MODEL_BYTES = 96 * MIB, 64 * MIB
-HOST, PORT = "127.0.0.1", 8080
-URL, PAGE = f"http://{HOST}:{PORT}", "127.0.0.1:7070"
+URL, PAGE = "http://127.0.0.1:8080", "127.0.0.1:7070"
 OF_NODE = ("kybernate", "containerd-shim")  # names of processes of the node: shims, their fork server
 RUN_BY_NODE = ("/demo/server.py", "import main; main() agent", "import main; main() up")  # and parts of command lines
 COUNTER = ["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"]
@@ -148,15 +146,6 @@ class Machine:
 
     def models(self) -> dict[str, str]:
         return dict(line.split(maxsplit=2)[:2] for line in self.kybernate("models").splitlines()[1:])
-
-    def wait_listening(self) -> None:
-        """Wait until the program that `up -d` has started takes requests."""
-
-        def listens() -> bool:
-            with socket.create_connection((HOST, PORT)):
-                return True
-
-        eventually(listens)
 
     def wait_ready(self, times: int, models: Sequence[str] = MODELS) -> None:
         """Wait until each model was ready so many times."""

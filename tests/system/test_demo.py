@@ -26,7 +26,6 @@ def test_all_models_come_back_after_a_power_cut_where_one_fits() -> None:
         assert {name: demo.ask(name) for name in demo.MODELS} == first
         machine.reboot()
         machine.up()
-        machine.wait_listening()
         assert {name: demo.ask(name) for name in demo.MODELS} == first  # each is asked while others restore
         machine.wait_ready(3)
         log = machine.log()

@@ -27,6 +27,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(background, "LOGS", tmp_path / "logs")
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(background, "running_process", lambda project: 7 if len(calls) == 2 else 0)
+    monkeypatch.setattr(background, "answers", lambda project, seconds: True)
     return calls
 
 
@@ -44,6 +45,22 @@ def test_service_is_written_enabled_and_removed(tmp_path: Path, systemd: list[li
     background.end("home")
     assert not unit.exists()
     assert systemd[2:] == [["systemctl", "disable", "--now", unit.name], ["systemctl", "daemon-reload"]]
+
+
+def test_service_is_there_when_its_proxy_listens(
+    tmp_path: Path, systemd: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models: {}")
+    said = iter([False, False, True])
+    monkeypatch.setattr(background, "answers", lambda project, seconds: seconds > 0 and next(said))
+    assert background.start(file, "home", "", watch=False)[0] == 7
+    assert next(said, None) is None
+    monkeypatch.setattr(background, "START_SECONDS", 0.0)
+    monkeypatch.setattr(background, "answers", lambda project, seconds: False)
+    with pytest.raises(Unavailable, match="takes requests after 0 s"):
+        systemd.clear()
+        background.start(file, "home", "", watch=False)
 
 
 def test_file_that_needs_the_shells_variables_is_no_service(tmp_path: Path, systemd: list[list[str]]) -> None:
