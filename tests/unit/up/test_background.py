@@ -58,8 +58,8 @@ def test_service_is_there_when_its_proxy_listens(
     assert next(said, None) is None
     monkeypatch.setattr(background, "START_SECONDS", 0.0)
     monkeypatch.setattr(background, "answers", lambda project, seconds: False)
+    systemd.clear()
     with pytest.raises(Unavailable, match="takes requests after 0 s"):
-        systemd.clear()
         background.start(file, "home", "", watch=False)
 
 
