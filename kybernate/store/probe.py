@@ -46,8 +46,8 @@ async def _tried(objects: Objects, names: list[str], clock: Callable[[], float])
     if (until := await objects.locked_until(names[0])) is not None:
         days = f"{(until - one.modified) / 86400:.3g}"
         said.append(
-            f"the bucket has an object lock: what is written there stays for {days} day{'s' * (days != '1')}, also what "
-            "`kybernate store gc` deletes"
+            f"the bucket has an object lock: what is written there stays for {days} day{'s' * (days != '1')}, "
+            "also what `kybernate store gc` deletes"
         )
     if abs(behind := clock() - one.modified) > CLOCK_SECONDS:
         said.append(f"its clock and this node's differ by {behind:.0f} s; from 900 on, requests are refused")
