@@ -1,8 +1,9 @@
 """What a cluster of one node costs while it has no pod: memory, and CPU time.
 
-`cluster.memory`: of the control plane and of what a node of Kubernetes has, kubelet, kube-proxy and containerd; all
-pages in proportion to who shares them (PSS). `cluster.idle`: the CPUs in use, of all that runs in the lab's node, the
-agent and the image registry among it, as its cgroup counts them. Both are compared with their bars.
+`cluster.memory`: of the control plane and of what a node of Kubernetes has, kubelet, kube-proxy and containerd. Most
+of them are one program; its pages count once, whichever other clusters of the machine have them as well.
+`cluster.idle`: the CPUs in use, of all that runs in the lab's node, the agent and the image registry among it, as its
+cgroup counts them. Both are compared with their bars.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ def pairs() -> Iterator[Pair]:
 
 
 def _mebibytes() -> float:
-    return sum(psutil.Process(daemon.pid).memory_full_info().pss for daemon in _kubernetes(running())) / MIB
+    own, of_files = 0, dict[str, int]()
+    for daemon in _kubernetes(running()):
+        for mapped in psutil.Process(daemon.pid).memory_maps():
+            own += mapped.anonymous
+            of_files[mapped.path] = max(of_files.get(mapped.path, 0), mapped.rss - mapped.anonymous)
+    return (own + sum(of_files.values())) / MIB
 
 
 def _kubernetes(cluster: Cluster) -> Iterator[Daemon]:
