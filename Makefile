@@ -18,7 +18,7 @@ help:
 	@echo "make critest      run CRI's validation suite by containerd's shim and by ours, and compare (HANDLERS='runc kybernate')"
 	@echo "make client-tests run containerd's own tests of its client by containerd's shim and by ours, and compare"
 	@echo "make conformance  run Kubernetes' own tests by containerd's shim and by ours, and compare (PORTIONS=node, FOCUS=Probing)"
-	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.*')"
+	@echo "make bench        measure against containerd's own shim, into build/bench.jsonl (LANE=, FIGURES='restore.* cluster.*')"
 	@echo "make bench-gpu    measure the data path on a machine with a real GPU, into build/bench-gpu.jsonl (tests/gpu/README.md)"
 	@echo "make shell LANE=sid    open a shell in a throw-away node; with LANE=cluster NODES=2, in a cluster of two"
 	@echo "make docs         build the manual as a site, into build/site; make docs-serve shows it on localhost:8000"
@@ -81,11 +81,9 @@ client-tests:
 conformance: venv
 	$(BIN)/python -m tests.conformance $(PORTIONS) $(if $(FOCUS),--focus '$(FOCUS)') $(if $(PROCESSES),--processes $(PROCESSES))
 
-# All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* start.*' picks.
-bench:
-	set -f; status=0; for lane in $(or $(LANE),trixie sid); do \
-	    tests/lab/run $$lane -- /opt/kybernate/bin/python -m tests.bench --lane $$lane $(FIGURES) || status=$$?; \
-	done; exit $$status
+# All lanes are measured, one after the other, before a missed bar fails the target. FIGURES='restore.* cluster.*' picks.
+bench: venv
+	set -f; $(BIN)/python -m tests.bench.lanes $(if $(LANE),--lane $(LANE)) $(FIGURES)
 
 # On the machine with the GPU, which needs build/gpu-kit and no network. ARGS='--gib 2,16 --rounds 5' picks.
 bench-gpu:

@@ -16,8 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,10 +27,10 @@ from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.lab import go_programs  # the line above makes it importable
+from tests.lab import cache, go_programs  # the line above makes it importable
 from tests.lab.go_programs import KEPT
 from tests.lab.lanes import LANES as LAB_LANES
-from tests.lanes import CLUSTERS, LANES, WITHOUT_LIMITS, order
+from tests.lanes import CLUSTERS, LANES, ONE_NODE, WITHOUT_LIMITS, order
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build/tests"
@@ -184,8 +184,10 @@ def build_lanes(lanes: Collection[str]) -> bool:
     with shared_go_cache() as environment:
         for lane in lanes:
             argv = ["--build-only", lane] if lane in CLUSTERS else [lane, "--", "true"]
-            built = subprocess.run([sys.executable, "tests/lab/run", *argv], cwd=ROOT, env=environment, check=False)
-            if built.returncode:
+            # NODES of `make test` is how many run side by side, and reaches the lab through make's environment.
+            argv = [sys.executable, "tests/lab/run", *ONE_NODE, *argv]
+            # close_fds: if this process is killed, a build that still runs keeps the lock of the Go cache.
+            if subprocess.run(argv, cwd=ROOT, env=environment, close_fds=False, check=False).returncode:
                 print(f"0 passed, 1 failed: the lab's lane {lane} does not start")
                 return False
     return True
@@ -193,12 +195,20 @@ def build_lanes(lanes: Collection[str]) -> bool:
 
 @contextmanager
 def shared_go_cache() -> Iterator[dict[str, str]]:
-    """Have the builds from Go modules share what they have in common: Go's own library, gRPC, Kubernetes' API."""
+    """Have the builds from Go modules share what they have in common: Go's own library, gRPC, Kubernetes' API.
+
+    The cache grows to gigabytes and is removed afterwards; that of a run that was killed, by the next run.
+    """
     if KEPT in os.environ:
         yield dict(os.environ)
         return
-    with tempfile.TemporaryDirectory(prefix="go-", dir=LOGS.parent) as directory:
-        yield {**os.environ, KEPT: directory}
+    directory, lock = cache.new_run(LOGS.parent / "go", uuid.uuid4().hex, lambda old: None)
+    os.set_inheritable(lock, True)
+    try:
+        yield {**os.environ, KEPT: str(directory)}
+    finally:
+        shutil.rmtree(directory)
+        os.close(lock)
 
 
 def run_side_by_side(suites: Iterable[Suite], nodes: int) -> None:

@@ -20,7 +20,8 @@ ANSWER_SECONDS: Final = 15.0
 class StoreFacts:
     """What was found. `url` is "" where no store is configured. `problem` and `advice` are of a store that failed.
 
-    `lacking`: variables with credentials that this process has and the agent has not.
+    `service` is what the service or these credentials lack, a sentence each. `lacking`: variables with credentials that
+    this process has and the agent has not.
     """
 
     url: str = ""
@@ -28,6 +29,7 @@ class StoreFacts:
     encrypted: bool = False
     problem: str = ""
     advice: str = ""
+    service: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
 
 
@@ -43,6 +45,8 @@ def findings(facts: StoreFacts) -> Iterator[HealthFinding]:
     else:
         encrypted = ", encrypted" if facts.encrypted else ""
         yield HealthFinding("store", "ok", f"{facts.url} answers, id {facts.id}, of this node's key{encrypted}")
+    for words in facts.service:
+        yield HealthFinding("store's service", "note", words, 'what that means is in docs/store.md, "Services"')
     if facts.lacking:
         words = ", ".join(facts.lacking)
         advice = "write them to /etc/kybernate/agent.env (mode 0600), then `systemctl restart kybernate-agent`"
@@ -53,12 +57,13 @@ def findings(facts: StoreFacts) -> Iterator[HealthFinding]:
 
 
 def gather(settings: StoreSettings, agent: int) -> StoreFacts:
-    """Open the store that the agent's settings name; `agent` is the agent's process, 0 without one."""
+    """Open the store that the agent's settings name, and try it; `agent` is the agent's process, 0 without one."""
     if not settings.url:
         return StoreFacts()
     try:
         from kybernate.store.answers import missing_variables
         from kybernate.store.place import StorePlace, open_store
+        from kybernate.store.probe import probe
     except ModuleNotFoundError as error:
         advice = "install the package with its extra `all`, or `store`"
         return StoreFacts(settings.url, problem=f"{error.name} is not installed", advice=advice)
@@ -68,16 +73,18 @@ def gather(settings: StoreSettings, agent: int) -> StoreFacts:
     missing = missing_variables(settings.url, others) if others is not None else ()
     lacking = tuple(name for name in missing if own.get(name))
 
-    async def id() -> str:
+    async def asked() -> tuple[str, list[str]]:
         async with asyncio.timeout(ANSWER_SECONDS):
             store = open_store(place)
             try:
-                return (await store.open()).id
+                await store.open()
+                return store.id, await probe(store.objects)
             finally:
                 store.close()
 
     try:
-        return StoreFacts(settings.url, asyncio.run(id()), settings.encrypted, lacking=lacking)
+        id, service = asyncio.run(asked())
+        return StoreFacts(settings.url, id, settings.encrypted, service=tuple(service), lacking=lacking)
     except TimeoutError:
         problem, advice = f"{settings.url}: no answer within {ANSWER_SECONDS:.0f} s", ""
     except Failure as error:

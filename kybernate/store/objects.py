@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kybernate.store.answers import failure_of, refuses_bulk, refuses_condition
@@ -24,6 +25,7 @@ T = TypeVar("T")
 DELETE_PAGE = 1000
 LIST_PAGE = 50  # of what a service lists: a list that repeats itself is found after so many requests at most
 MOST_BYTES = 256 << 20  # of an object that is read whole: a larger one is none of ours
+RETAINED = "x-amz-object-lock-retain-until-date"
 NO_RANGES = "non-partial response"  # obstore's words
 
 
@@ -69,6 +71,9 @@ class Objects(Protocol):
 
     async def head(self, name: str) -> Stored:
         """Return what is known of an object. Raises ObjectMissing."""
+
+    async def locked_until(self, name: str) -> float | None:
+        """Return until when the service keeps this content whatever is deleted, None where it says nothing of that."""
 
     def list(self, prefix: str) -> AsyncIterator[Stored]:
         """Yield the objects whose names begin with `prefix` and a slash.
@@ -189,6 +194,17 @@ class RemoteObjects(WholeParts):
         with self._translated(name):
             meta = await obstore.head_async(self._store, self._prefix + name)
             return replace(self._stored(meta), version=_version(meta["version"]))
+
+    async def locked_until(self, name: str) -> float | None:
+        """Look at what S3 says of a lock with each object: the client library has no call for the bucket's."""
+        from obstore.store import S3Store
+
+        if not isinstance(self._store, S3Store):
+            return None
+        headers = await self._signed.headers(self._prefix + name)
+        with suppress(ValueError):
+            return datetime.fromisoformat(headers.get(RETAINED, "")).timestamp()
+        return None
 
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
         for one in await whole_list(self._pages, prefix, ordered=self._ordered):

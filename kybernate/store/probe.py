@@ -19,17 +19,17 @@ async def probe(objects: Objects, clock: Callable[[], float] = time.time) -> lis
 
     Raises StoreUnreachable, StoreInconsistent, and StoreDenied where nothing may be read either.
     """
-    place = f"{PREFIX}/{uuid.uuid4()}"
-    names = [f"{place}/{number}" for number in range(2)]
+    id = uuid.uuid4()
+    names = [f"{PREFIX}/{id}-{number}" for number in range(2)]  # a folder of each probe's own would stay in a directory
     try:
-        return await _tried(objects, place, names, clock)
+        return await _tried(objects, names, clock)
     except StoreDenied as error:
         async for _ in objects.list(PREFIX):  # raises where that is refused as well
             break
         return [f"these credentials may not write or delete: {error}"]
 
 
-async def _tried(objects: Objects, place: str, names: list[str], clock: Callable[[], float]) -> list[str]:
+async def _tried(objects: Objects, names: list[str], clock: Callable[[], float]) -> list[str]:
     said = []
     for name in names:
         await objects.create(name, CONTENT)
@@ -43,13 +43,24 @@ async def _tried(objects: Objects, place: str, names: list[str], clock: Callable
             "the bucket keeps versions: what `kybernate store gc` deletes takes room until a lifecycle rule of the "
             "bucket removes noncurrent versions and delete markers"
         )
+    if (until := await objects.locked_until(names[0])) is not None:
+        days = f"{(until - one.modified) / 86400:.3g}"
+        said.append(
+            f"the bucket has an object lock: what is written there stays for {days} day{'s' * (days != '1')}, "
+            "also what `kybernate store gc` deletes"
+        )
     if abs(behind := clock() - one.modified) > CLOCK_SECONDS:
         said.append(f"its clock and this node's differ by {behind:.0f} s; from 900 on, requests are refused")
     if await objects.get_range(names[0], 4, 3) != CONTENT[4:7] or not objects.ranged:
         said.append("it answers requests for parts of objects with whole ones: each read brings whole packs")
-    if sorted([stored.name async for stored in objects.list(place)]) != names:
+    if await _listed(objects, names) != names:
         said.append("its lists do not show immediately what was written: no collection is safe there")
     await objects.delete(names)
-    if [stored.name async for stored in objects.list(place)]:
+    if await _listed(objects, names):
         said.append("its lists show what was deleted")
     return said + sorted(objects.lacks)
+
+
+async def _listed(objects: Objects, names: list[str]) -> list[str]:
+    """Return which of the names a list has; other nodes may try the service as well."""
+    return sorted([stored.name async for stored in objects.list(PREFIX) if stored.name in names])

@@ -6,12 +6,13 @@ are slow there: the server computes a digest of each. So the part is asked for b
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import mmap
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -69,6 +70,28 @@ class SignedRanges:
         cancelled = _Cancelled()
         return await hurried(cancelled.cancel, self._read, url, start, length, work, cancelled)
 
+    async def headers(self, path: str) -> Mapping[str, str]:
+        """Return the headers of an object, with small letters; none where the service or the way to it needs more."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            url = await obstore.sign_async(self._store, "HEAD", path, VALID)  # type: ignore[call-overload]
+            return await asyncio.to_thread(self._headers, url)
+        except (BaseError, OSError, ValueError, TypeError, http.client.HTTPException):
+            return {}
+
+    def _headers(self, url: str) -> Mapping[str, str]:
+        parts = urlsplit(url)
+        connection = self._new_connection(parts.scheme, parts.netloc)
+        try:
+            _connect(connection)
+            connection.request("HEAD", f"{parts.path}?{parts.query}")
+            answer = connection.getresponse()
+            return {name.lower(): value for name, value in answer.getheaders()} if answer.status == 200 else {}
+        finally:
+            connection.close()
+
     def _read(self, url: str, start: int, length: int, work: Callable[[Part], T], cancelled: _Cancelled) -> T:
         parts = urlsplit(url)
         connection, kept = self._connection(parts.scheme, parts.netloc)
@@ -104,12 +127,13 @@ class SignedRanges:
         """Return this thread's connection, and whether it was used before: the service may have closed it since."""
         kept: dict[tuple[str, str], http.client.HTTPConnection] = self._threads.__dict__.setdefault("kept", {})
         if (scheme, place) not in kept:
-            kept[scheme, place] = (
-                http.client.HTTPSConnection(place, context=self._context())
-                if scheme == "https"
-                else http.client.HTTPConnection(place)
-            )
+            kept[scheme, place] = self._new_connection(scheme, place)
         return kept[scheme, place], kept[scheme, place].sock is not None
+
+    def _new_connection(self, scheme: str, place: str) -> http.client.HTTPConnection:
+        if scheme == "https":
+            return http.client.HTTPSConnection(place, context=self._context())
+        return http.client.HTTPConnection(place)
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.create_default_context()

@@ -1,7 +1,8 @@
 """The images that Kubernetes' end-to-end tests name, made of Debian's packages and of the tests' own programs.
 
-They are in the storage of an image registry of their own, under the names and versions that the tests ask for. Most of
-them differ in what they run and not in their content, so they share a layer, which a node unpacks once.
+They stand in for those of registry.k8s.io, in the storage of an image registry of their own, under the names and
+versions that the tests ask for. Most of them differ in what they run and not in their content, so they share a layer,
+which a node unpacks once.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def hold(name: str) -> tuple[Path, int]:
     """
     programs, store = PROGRAMS[name], cache.directory()
     with cache.locked(store / f"go-{name}.lock", f"lab: waits for another run that builds {name}"):
-        cache.discard_unfinished(store, f"go-{name}-*")
+        cache.discard_unfinished(store, f"go-{name}-????????????")
         layer = store / f"go-{name}-{_identity(programs)}"
         holder = cache.hold_layer(layer, functools.partial(_build, programs))
         cache.prune_layers(store, f"go-{name}-????????????", keep=1)

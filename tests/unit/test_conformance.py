@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conformance import __main__ as conformance
-from tests.conformance import specs, table
+from tests.conformance import progress, specs, table
 from tests.conformance.outcomes import NOT_RUN, NoSpecRan, Outcome, differences, read, shortfalls, unsuccessful
+from tests.lab import cli
 
 PASSED, FAILED = Outcome("passed"), Outcome("failed", message="it hangs\nfor long")
 
@@ -125,3 +128,116 @@ def test_repetition_settles_what_differed(tmp_path: Path, monkeypatch: pytest.Mo
     assert {name: one.state for name, one in conformance.all_outcomes("kybernate").items()} == {
         "a": "passed", "b": "failed",
     }  # fmt: skip
+
+
+LOG = """lab conformance: ready after 10.0 s
+Running Suite: Kubernetes e2e suite - /usr/local/lib/e2e
+Will run 9 of 3206 specs
+Running in parallel across 8 processes
+SSS••SS•S
+------------------------------
+• [FAILED] [89.121 seconds]
+[sig-node] Pods should run [Conformance]
+  • not a mark
+------------------------------
+S [SKIPPED] [0.5 seconds]
+------------------------------
+• [TIMEDOUT] [300.0 seconds]
+------------------------------
+SS•"""
+
+
+def test_progress_counts_the_specs_that_were_chosen() -> None:
+    assert str(progress.read(LOG)) == "7 of 9 specs, 2 failed"
+    assert str(progress.read(LOG[: LOG.index("------")])) == "3 of 9 specs"
+    assert str(progress.read(LOG[:100])) == str(progress.read("")) == "starts"
+
+
+class Lab:
+    """What runs specs, in place of the lab: each report has one spec, named as its portion."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commit, self.versions, self.results = "one", "Kubernetes v1", root / "build/conformance"
+        monkeypatch.setattr(conformance, "ROOT", root)
+        monkeypatch.setattr(conformance, "RESULTS", self.results)
+        monkeypatch.setattr(conformance, "PROGRESS_SECONDS", 0)
+        monkeypatch.setattr(conformance, "commit_here", lambda: self.commit)
+        monkeypatch.setattr(conformance.subprocess, "call", self.build)
+        monkeypatch.setattr(conformance.subprocess, "run", self.run)
+        self.built: list[argparse.Namespace] = []
+
+    def build(self, argv: list[str], **options: Any) -> int:
+        self.built.append(cli.parse(argv[2:]))
+        return 0
+
+    def run(self, argv: list[str], **options: Any) -> None:
+        parsed = cli.parse(argv[2:])
+        assert parsed.nodes == 1
+        place = self.results / Path(parsed.command[3]).relative_to("/src/build/conformance")
+        place.with_suffix(".versions").write_text(f"{self.versions}\n")
+        place.write_text(report(spec(place.stem)))
+
+
+def reports(lab: Lab) -> list[str]:
+    return sorted(str(file.relative_to(lab.results)) for file in lab.results.glob("[kr]*/*.json"))
+
+
+def test_reports_of_another_commit_or_of_other_programs_are_no_part_of_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NODES", "4")  # of `make test`, which is none of a cluster
+    lab = Lab(tmp_path, monkeypatch)
+    assert conformance.main(["node", "apps"]) == 0
+    assert [(one.lane, one.build_only, one.nodes) for one in lab.built] == [("conformance", True, 1)]
+    assert conformance.main(["network"]) == 0
+    assert reports(lab) == [
+        f"{handler}/{name}.json" for handler in ("kybernate", "runc") for name in ("apps", "network", "node")
+    ]
+    assert "left out" not in capsys.readouterr().out
+    lab.versions = "Kubernetes v2"
+    assert conformance.main(["apps"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "because their programs have other versions: network by runc, node by runc, network by kybernate, node by"
+        in said
+    )
+    assert reports(lab) == ["kybernate/apps.json", "runc/apps.json"]
+    lab.commit = "two"
+    assert conformance.main(["--focus", "Probing"]) == 0
+    assert "because they are of another commit: apps by runc, apps by kybernate\n" in capsys.readouterr().out
+    assert reports(lab) == ["kybernate/focus.json", "runc/focus.json"]
+    assert conformance.main([]) == 0
+    assert reports(lab) == sorted(
+        f"{handler}/{name}.json" for handler in ("kybernate", "runc") for name in specs.PORTIONS
+    )
+
+
+def test_lab_that_cannot_build_the_specs_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path, monkeypatch)
+    monkeypatch.setattr(conformance.subprocess, "call", lambda argv, **options: 125)
+    assert conformance.main(["node"]) == 125
+    assert reports(lab) == []
+
+
+def test_progress_is_said_while_specs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab(tmp_path, monkeypatch)
+    said = threading.Event()
+    written = threading.Barrier(2)
+
+    def run(argv: list[str], *, stdout: Any, **options: Any) -> None:
+        stdout.write(LOG)
+        stdout.flush()
+        written.wait(60)
+        assert said.wait(60)
+        lab.run(argv)
+
+    def show(*words: str, **options: Any) -> None:
+        if "node: runc 7 of 9 specs, 2 failed; kybernate 7 of 9 specs, 2 failed" in words:
+            said.set()
+
+    monkeypatch.setattr(conformance.subprocess, "run", run)
+    monkeypatch.setattr(conformance, "print", show, raising=False)
+    assert conformance.main(["node"]) == 0
+    assert said.is_set()

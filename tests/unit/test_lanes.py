@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,15 @@ def test_file_of_no_part_or_of_two_is_named() -> None:
         owner(TESTS / "system/test_cri.py", [part])
     with pytest.raises(ValueError, match=r"named by .*'one', 'two'"):
         owner(TESTS / "system/test_run.py", [part, replace(part, name="two")])
+
+
+def test_time_that_the_documentation_gives_is_the_sum_of_the_parts() -> None:
+    (told,) = re.findall(
+        r"the parts add up to (\d+) s, so that two CPUs need at least (\d+) minutes", one_line(DOCUMENTED)
+    )
+    seconds = sum(part.seconds * len(part.lanes) for part in PARTS)
+    assert told == (str(seconds), str(round(seconds / 2 / 60)))
+
+
+def one_line(page: Path) -> str:
+    return " ".join(page.read_text().split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Collection
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests import run_all
-from tests.lab import go_programs
+from tests.lab import cli, go_programs
 from tests.lab.go_programs import KEPT
 from tests.lanes import CLUSTERS, LANES
 from tests.run_all import (
     REPEATS,
     Suite,
+    build_lanes,
     lanes_here,
     repeat_alone,
     run_everything,
@@ -25,6 +27,7 @@ from tests.run_all import (
     summary,
 )  # fmt: skip
 
+REPOSITORY = Path(__file__).parents[2]
 PASSES = "def test_right() -> None:\n    print('said by a test')\n"
 FAILS_ONCE = """
 import pathlib, pytest
@@ -97,13 +100,51 @@ def test_builds_share_a_go_cache_that_is_gone_afterwards(folder: Path, monkeypat
     monkeypatch.setattr(run_all, "LOGS", folder / "tests")
     monkeypatch.delenv(KEPT, raising=False)
     with shared_go_cache() as environment:
-        assert Path(environment[KEPT]).parent == folder
+        assert folder in Path(environment[KEPT]).parents
         assert Path(environment[KEPT]).is_dir()
     assert not Path(environment[KEPT]).exists()
     monkeypatch.setenv(KEPT, str(folder))
     with shared_go_cache() as environment:
         assert environment[KEPT] == str(folder)
     assert folder.is_dir()
+
+
+def test_go_cache_of_a_killed_run_is_removed_by_the_next_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_all, "LOGS", folder / "tests")
+    monkeypatch.delenv(KEPT, raising=False)
+    program = (
+        "import os, signal, sys; from pathlib import Path; from tests import run_all\n"
+        f"run_all.LOGS = Path({str(folder / 'tests')!r})\n"
+        "with run_all.shared_go_cache() as environment:\n"
+        f"    Path(environment[{KEPT!r}], 'modules').mkdir()\n"
+        f"    print(environment[{KEPT!r}], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    argv = [sys.executable, "-c", program]
+    killed = subprocess.run(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=False)
+    left = Path(killed.stdout.strip())
+    assert Path(left, "modules").is_dir()
+    with shared_go_cache() as first, shared_go_cache() as second:
+        assert not left.exists()
+        assert Path(first[KEPT]).is_dir(), "another run removes the cache of one that is not over"
+        assert first[KEPT] != second[KEPT]
+
+
+def test_number_of_nodes_side_by_side_is_not_that_of_a_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(run_all, "LOGS", folder / "tests")
+    monkeypatch.setenv("NODES", "4")  # as make exports it
+    monkeypatch.setenv("DEFAULT_RUNTIME", "kybernate")
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        asked.append(argv[2:])
+        return subprocess.CompletedProcess(argv, 0)
+
+    monkeypatch.setattr(run_all.subprocess, "run", run)
+    assert build_lanes((*LANES, *CLUSTERS))
+    parsed = [cli.parse(argv) for argv in asked]  # raises SystemExit where it is wrong
+    assert [one.lane for one in parsed] == [*LANES, *CLUSTERS]
+    assert {(one.nodes, one.default_runtime) for one in parsed} == {(1, "runc")}
 
 
 def test_lane_whose_programs_cannot_be_built_is_left_out_with_its_reason(

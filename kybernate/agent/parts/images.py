@@ -20,6 +20,7 @@ from kybernate.agent.storage.named import to_copy, to_evict
 from kybernate.agent.storage.node_tiers import OBJECT, NodeTiers
 from kybernate.agent.storage.replicas import Replicas
 from kybernate.agent.storage.store_index import Indexed, index_store
+from kybernate.agent.storage.store_service import StoreService
 from kybernate.messages import agent_pb2 as wire
 from kybernate.node.failure import Ambiguous, Failure
 from kybernate.registry.location import registry_url
@@ -67,6 +68,7 @@ class Images(Part):
             agent.config, agent.store_settings, agent.tier_settings, settings.state_directory, self._peer
         )
         self.closing.callback(self.tiers.close)
+        self._service = StoreService(self.tiers, agent.store_settings, agent.log)
         self.replicas = Replicas(self.registry, agent.config, self._look_soon, lambda: agent.store_settings().url)
         self.parking = Parking(self.registry, str(settings.containerd), agent.log)
         self.uses = Uses(agent.records.journal, self._owner_of, agent.log)
@@ -139,6 +141,7 @@ class Images(Part):
         while True:
             if self._agent.store_settings().url:
                 await self.registrar.look_at_store(self._indexed)
+                await self._service.look()
             await asyncio.sleep(max(1.0, self._agent.store_settings().look_seconds))
 
     async def _indexed(self) -> Indexed:

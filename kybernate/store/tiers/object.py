@@ -13,6 +13,7 @@ from kybernate.store.format import recipe as recipes
 from kybernate.store.format.recipe import Recipe
 from kybernate.store.images import StoredImage, require_same, store_files
 from kybernate.store.named import named_recipe
+from kybernate.store.probe import probe
 from kybernate.store.tiers.directory import require_whole
 from kybernate.store.tiers.tier import Held, Ref, Room, Source
 from kybernate.store.transfer import Transfer
@@ -29,6 +30,10 @@ class ObjectTier:
         self.name = name
         self._store = store
         self.url = url
+
+    async def lacks(self) -> list[str]:
+        """Return what the service lacks, a sentence each; raises as `probe`."""
+        return await probe(self._store.objects)
 
     async def listed(self) -> dict[str, Ref]:
         """Return the images by their places, without reading any: what they are called is not known then."""

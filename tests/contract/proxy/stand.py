@@ -1,4 +1,7 @@
-"""A proxy between clients and upstreams of the tests: real sockets, and models that sleep and wake as a test says."""
+"""A proxy between clients and upstreams of the tests: real sockets, and models that sleep and wake as a test says.
+
+The models stand in for containers and their agent, the upstreams for servers of models.
+"""
 
 from __future__ import annotations
 

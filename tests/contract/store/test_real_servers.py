@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from kybernate.agent.settings import StoreSettings
+from kybernate.doctor import store as doctor
 from kybernate.store.check import check
 from kybernate.store.errors import StoreDenied, StoreUnreachable
 from kybernate.store.gc import collect
@@ -21,7 +23,18 @@ from kybernate.store.probe import probe
 from kybernate.store.transfer import Transfer, TransferProgress
 from kybernate.store.writer import store
 from tests.contract.store.faulty import Fault, faulty
-from tests.contract.store.servers import BUCKET, OPTIONS, SERVERS, Server, client_of, here, minio, rclone
+from tests.contract.store.servers import (
+    ACCESS,
+    BUCKET,
+    OPTIONS,
+    SECRET,
+    SERVERS,
+    Server,
+    client_of,
+    here,
+    minio,
+    rclone,
+)
 from tests.contract.store.test_object_stores import MIB, at, brought_back, image, run, same
 from tests.unit.agent.access.authority import Authority
 
@@ -64,16 +77,24 @@ def in_bucket(server: Server, bucket: str, key: Path) -> StorePlace:
     return StorePlace(f"s3://{bucket}/node", key, endpoint=server.endpoint, options=dict(OPTIONS))
 
 
-def test_what_each_server_lacks_is_said(server: Server, key: Path) -> None:
+def test_what_each_server_lacks_is_said(server: Server, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, wanted, said = at(server.endpoint, "probe", key), LACKS[server.environment["NAME"]], list[str]()
+
     async def scenario() -> None:
-        objects = open_store(at(server.endpoint, "probe", key)).objects
-        said, wanted = await probe(objects), LACKS[server.environment["NAME"]]
+        objects = (await open_store(place).open(create=True)).objects
+        said.extend(await probe(objects))
         assert [words.startswith(begin) for words, begin in zip(said, wanted, strict=True)] == [True] * len(wanted), (
             said
         )
         assert [one async for one in objects.list("probe")] == []
 
     run(scenario())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    settings = StoreSettings(url=place.url, endpoint=place.endpoint, key=key)
+    opened, *others = doctor.findings(doctor.gather(settings, agent=0))
+    assert opened.verdict == "ok", opened
+    assert [(one.verdict, one.found) for one in others] == [("note", words) for words in said]
 
 
 def uploads(client: Any) -> list[Any]:
@@ -184,7 +205,9 @@ def test_locked_bucket_refuses_nothing_that_a_store_does(
         await store(target, image(directory, "2", 3), Transfer())
         await target.remove("team-a", "2")
         (directory / "pages-2.img").unlink()
-        assert any("the bucket keeps versions" in words for words in (await check(target)).service)
+        versions, lock = (await check(target)).service
+        assert versions.startswith("the bucket keeps versions")
+        assert lock.startswith("the bucket has an object lock: what is written there stays for 1 day,")
         await collected(place)
         await brought_back(await open_store(place).open(), "1", tmp_path / "back")
 

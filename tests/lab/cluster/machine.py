@@ -2,6 +2,8 @@
 
 `python3 -m tests.lab.cluster.machine NUMBER` leaves that process behind and prints its pid. It only reaps; what the
 node consists of is started into its namespaces by the command NODE, which this module writes, and ends with it.
+
+Files of the node's own stand in for settings of the kernel below /proc/sys, and for its boot_id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Device files that forked processes inherit, for the pretended driver: two loop devices with NVIDIA's name.
 
-Char devices that can be mapped are not to be had everywhere. The kernel's table of devices is shown with NVIDIA's name
-in the place of theirs.
+They stand in for NVIDIA's: char devices that can be mapped are not to be had everywhere. The kernel's table of devices
+is shown with NVIDIA's name in the place of theirs.
 """
 
 from __future__ import annotations

@@ -67,6 +67,9 @@ class SteppedObjects(WholeParts):
         await self._step(f"head {name}")
         return Stored(name, len(self._content(name)), self.contents[name][1])
 
+    async def locked_until(self, name: str) -> float | None:
+        return None
+
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
         await self._step(f"list {prefix}")
         for name, (content, modified) in sorted(self.contents.items()):

@@ -29,6 +29,11 @@ class Versioned(SteppedObjects):
         return replace(await super().head(name), version="v1")
 
 
+class Locked(SteppedObjects):
+    async def locked_until(self, name: str) -> float | None:
+        return self.clock + 30 * 86400
+
+
 class Whole(SteppedObjects):
     ranged = False
 
@@ -54,6 +59,7 @@ def test_service_that_has_all_is_not_mentioned_and_keeps_nothing() -> None:
     [
         (Unconditional, "it does not support conditional writes"),
         (Versioned, "the bucket keeps versions"),
+        (Locked, "the bucket has an object lock: what is written there stays for 30 days"),
         (Whole, "answers requests for parts of objects with whole ones"),
         (Late, "its lists show what was deleted"),
         (ReadOnly, "these credentials may not write or delete: AccessDenied"),
@@ -62,6 +68,13 @@ def test_service_that_has_all_is_not_mentioned_and_keeps_nothing() -> None:
 def test_what_a_service_lacks_is_said(kind: type[SteppedObjects], said: str) -> None:
     (words,) = tried(kind())
     assert said in words
+
+
+def test_what_others_try_at_the_same_time_is_theirs() -> None:
+    objects = SteppedObjects()
+    objects.contents["probe/other-0"] = (b"", objects.clock)
+    assert tried(objects) == []
+    assert list(objects.contents) == ["probe/other-0"]
 
 
 def test_clock_that_differs_is_said() -> None:
