@@ -219,6 +219,7 @@ def test_pods_of_a_node_without_memory_are_evicted(kubectl: Kubectl, cluster: Cl
 
 
 # kubelet renews a token when it has none in its memory, and by itself after 80 % of its life of ten minutes at least.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cause", ["kubelet restarts", *(["age"] if FULL else [])])
 def test_token_rotates_in_the_running_pod(kubectl: Kubectl, cluster: Cluster, cause: str) -> None:
     (node, *_) = cluster.nodes
