@@ -27,11 +27,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "tcp": {"tcpSocket": {"port": 8081}},
     "grpc": {"grpc": {"port": 2379, "service": "never"}},
 }
-OFTEN = {"periodSeconds": 1, "timeoutSeconds": 5}
-ENOUGH = 5  # probes, of which no process would be left
-
-
 WRONG_ANSWER = {"exec": "", "http": "statuscode: 404", "tcp": "connection refused", "grpc": "code = NotFound"}
+OFTEN = {"periodSeconds": 1, "timeoutSeconds": 5}
+ENOUGH = 5  # probes, of each of which a process could be left
 
 
 def restarts(kubectl: Kubectl, name: str, container: str) -> int:
@@ -94,8 +92,9 @@ def test_startup_probe_that_fails_restarts_and_readiness_that_fails_does_not(kub
         pod("unready", containers=unready, restartPolicy="Always", **options),
     )
     for kind in ("exec", "http"):
+        said = f"Startup probe failed: .*{WRONG_ANSWER[kind]}"
+        eventually(lambda kind=kind, said=said: refusals(kubectl, "late", kind, said), seconds=90, pause=0.5)
         eventually(lambda kind=kind: restarts(kubectl, "late", kind) > 0, seconds=90, pause=0.5)
-        assert refusals(kubectl, "late", kind, f"Startup probe failed: .*{WRONG_ANSWER[kind]}"), kind
         assert refusals(kubectl, "late", kind, "failed startup probe, will be restarted"), kind
     for kind, answer in WRONG_ANSWER.items():
         said = f"Readiness probe failed: .*{answer}"
