@@ -61,8 +61,8 @@ search: venv
 test-contract test-system: test-%:
 	tests/lab/run $(or $(LANE),trixie) -- /opt/kybernate/bin/python -m pytest tests/$* $(PYTEST_ARGS)
 
-# In a cluster of one node, whatever NODES says: most tests look for what their pods leave on it. Pods that name no class
-# run under DEFAULT_RUNTIME. tests/cluster/three_nodes has what needs more, in a cluster of its own (tests/lanes.py).
+# In a cluster of one node, whatever NODES says: many tests act on the node of their pods, and know of one. Pods that name
+# no class run under DEFAULT_RUNTIME. What needs more nodes is in tests/cluster/three_nodes, as tests/lanes.py runs it.
 test-cluster:
 	tests/lab/run --nodes 1 $(or $(LANE),cluster) -- /opt/kybernate/bin/python -m pytest tests/cluster \
 	    --ignore tests/cluster/three_nodes $(PYTEST_ARGS)

@@ -254,7 +254,7 @@ PARTS = (
     Part(
         "node of a cluster",
         ("cluster/test_disruptions.py", "cluster/test_scale.py"),
-        120,
+        160,
         CLUSTERS[:1],
         "kubelet, containerd and agent as they end and come back, which no other test could stand; test_restarts.py has"
         " both versions of containerd do so",
@@ -263,7 +263,7 @@ PARTS = (
     Part(
         "cluster",
         ("cluster",),
-        200,
+        230,
         CLUSTERS[:1],
         "kubelet and its pods; what it asks of containerd is in the lane's own tests, for both versions",
         flags=ONE_NODE,

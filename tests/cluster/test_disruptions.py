@@ -202,8 +202,7 @@ def test_pod_that_outgrows_its_disk_or_a_volume_is_evicted(kubectl: Kubectl, clu
 def test_pods_of_a_node_without_memory_are_evicted(kubectl: Kubectl, cluster: Cluster) -> None:
     """It has none by kubelet's own measure, of which nearly all must be free; the machine's is left alone."""
     (node, *_) = cluster.nodes
-    # With a request, as kubelet refuses to go on with pods that have none; of a program that does not end well if asked
-    # to end, as the pod has succeeded then.
+    # A pod without a request is refused by the restarted kubelet; one whose program exits with 0 at SIGTERM may succeed.
     main = container("main", "sleep", "1000", resources={"requests": {"cpu": "1m"}})
     kubectl.apply(*(pod(name, handler=name, containers=[main], nodeName=node.name) for name in BOTH))
     kubectl.ready(*(f"pod/{name}" for name in BOTH))
