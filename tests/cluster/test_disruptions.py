@@ -202,7 +202,7 @@ def test_pod_that_outgrows_its_disk_or_a_volume_is_evicted(kubectl: Kubectl, clu
 def test_pods_of_a_node_without_memory_are_evicted(kubectl: Kubectl, cluster: Cluster) -> None:
     """It has none by kubelet's own measure, of which nearly all must be free; the machine's is left alone."""
     (node, *_) = cluster.nodes
-    # A pod without a request is refused by the restarted kubelet; one whose program exits with 0 at SIGTERM may succeed.
+    # The restarted kubelet refuses a pod without a request; one whose program exits with 0 at SIGTERM may succeed.
     main = container("main", "sleep", "1000", resources={"requests": {"cpu": "1m"}})
     kubectl.apply(*(pod(name, handler=name, containers=[main], nodeName=node.name) for name in BOTH))
     kubectl.ready(*(f"pod/{name}" for name in BOTH))
