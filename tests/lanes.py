@@ -33,6 +33,7 @@ class Part:
 
     `paths`: files and folders below tests/. `seconds`: of a CPU that it takes in one lane, by which it is placed
     among the others. `lanes`: where it runs. `why`: the reason that these are not all lanes. `flags`: of the lab.
+    `samples`: single tests of other parts, which run in its lanes after the first one as well.
     """
 
     name: str
@@ -41,10 +42,15 @@ class Part:
     lanes: tuple[str, ...] = LANES
     why: str = ""
     flags: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()
 
     def files(self) -> list[Path]:
         """Return its files, in order: those that no other part names by a longer path."""
         return [file for file in all_files() if owner(file) is self]
+
+    def samples_in(self, lane: str) -> tuple[str, ...]:
+        """Return the samples that run in that lane."""
+        return self.samples if lane != self.lanes[0] else ()
 
 
 PARTS = (
@@ -248,16 +254,17 @@ PARTS = (
     ),
     Part(
         "node of a cluster",
-        ("cluster/test_disruptions.py", "cluster/test_restarts.py", "cluster/test_scale.py"),
-        150,
+        ("cluster/test_disruptions.py", "cluster/test_scale.py"),
+        160,
         CLUSTERS[:1],
-        "kubelet, containerd and agent as they end and come back, which no other test could stand",
+        "kubelet, containerd and agent as they end and come back, which no other test could stand; test_restarts.py has"
+        " both versions of containerd do so",
         flags=ONE_NODE,
     ),
     Part(
         "cluster",
         ("cluster",),
-        200,
+        230,
         CLUSTERS[:1],
         "kubelet and its pods; what it asks of containerd is in the lane's own tests, for both versions",
         flags=ONE_NODE,
@@ -270,14 +277,26 @@ PARTS = (
         "the node's agent and the API server, which end and come back; what the shim does is in the other files",
         flags=ONE_NODE,
     ),
-    Part("lane of a cluster", ("cluster/test_lane.py",), 35, CLUSTERS, "kubelet and its pods", flags=ONE_NODE),
     Part(
-        "two nodes",
-        ("cluster/two_nodes",),
-        25,
+        "lane of a cluster",
+        ("cluster/test_lane.py", "cluster/test_restarts.py"),
+        80,
+        CLUSTERS,
+        "kubelet and its pods",
+        flags=ONE_NODE,
+        samples=(
+            "cluster/test_checkpoints.py::test_pod_resumes_where_another_one_stopped",
+            "cluster/test_probes.py::test_exec_probe_that_hangs_is_a_failure_and_its_process_ends",
+            "cluster/test_volumes.py::test_mount_propagation_reaches_the_container",
+        ),
+    ),
+    Part(
+        "three nodes",
+        ("cluster/three_nodes",),
+        35,
         CLUSTERS[:1],
         "the network between nodes, and the handler that pods have who name none",
-        flags=("--nodes", "2", "--default-runtime", "kybernate"),
+        flags=("--nodes", "3", "--default-runtime", "kybernate"),
     ),
     Part(
         "proxy",

@@ -143,10 +143,13 @@ def lanes_here() -> tuple[str, ...]:
 def suites_in_lab(lanes: Collection[str] = (*LANES, *CLUSTERS)) -> list[Suite]:
     """Return what runs in nodes of these lanes, in order."""
     found = [
-        in_lab(part.name, lane, *(file.relative_to(ROOT) for file in part.files()), flags=part.flags)
+        in_lab(
+            part.name, lane, *(file.relative_to(ROOT) for file in part.files()),
+            *(f"tests/{sample}" for sample in part.samples_in(lane)), flags=part.flags,
+        )
         for part, lane in order()
         if lane in lanes
-    ]
+    ]  # fmt: skip
     v2 = ("tests/system/test_checkpoint.py", "tests/system/gpu/test_memory_limits.py", "-k", WITHOUT_LIMITS)
     return [*found, in_lab("cgroup v2", "trixie", *v2, flags=["--cgroup2"]), *suites_on_machine(lanes)]
 

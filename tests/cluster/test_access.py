@@ -53,7 +53,8 @@ def test_exec_has_streams_status_and_a_terminal(kubectl: Kubectl, handler: str) 
     kubectl.ready("pod/exec")
     assert kubectl.exec("exec", "cat", text="through\n") == "through\n"
     assert "exit code 7" in kubectl.refused("exec", "exec", "--", "sh", "-c", "exit 7")
-    assert "err" in kubectl.refused("exec", "exec", "--", "sh", "-c", "echo err >&2; exit 1")
+    said = kubectl.refused("exec", "exec", "--", "sh", "-c", "echo complaint >&2; exit 1")
+    assert said.splitlines()[0] == "complaint"
     assert "no such file or directory" in kubectl.refused("exec", "exec", "--", "/no/such/program")
     terminal = ["script", "-qec", " ".join(kubectl.argv("exec", "-it", "exec", "--", "tty")), "/dev/null"]
     with subprocess.Popen(terminal, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -33,14 +33,18 @@ def _everything_runs(cluster: Cluster) -> Iterator[None]:
 def test_pod_outlives_a_program_that_is_killed(kubectl: Kubectl, cluster: Cluster, name: str) -> None:
     kubectl.apply(pod("before", handler="kybernate"))
     kubectl.ready("pod/before")
+    (container,) = kubectl.get("pod", "before")["status"]["containerStatuses"]
     (daemon,) = (daemon for daemon in cluster.daemons if daemon.name == name)
     former = daemon.pid
     daemon.restart()
     assert daemon.pid != former
     kubectl.apply(pod("after", handler="kybernate"))
     kubectl.ready("pod/before", "pod/after")
-    for one in kubectl.items("pods"):
-        assert one["status"]["containerStatuses"][0]["restartCount"] == 0
+    for one in ("before", "after"):
+        assert kubectl.get("pod", one)["status"]["containerStatuses"][0]["restartCount"] == 0
+        assert kubectl.exec(one, "hostname") == f"{one}\n"
+    (same,) = kubectl.get("pod", "before")["status"]["containerStatuses"]
+    assert same["containerID"] == container["containerID"]
 
 
 def test_pods_start_again_after_a_reboot(kubectl: Kubectl, cluster: Cluster, handler: str) -> None:

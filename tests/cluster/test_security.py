@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.pods import container, pod
+from tests.lab import images, oci
 from tests.lab.cluster.cluster import Cluster
+from tests.lab.root import REGISTRY_STORAGE
+from tests.system.busybox_images import busybox_image
 from tests.system.ctr import eventually
+
+# The image's own accounts have uid 1000 in a group that no pod names.
+MEMBER = {
+    "etc/passwd": images.ACCOUNTS["etc/passwd"] + b"user:x:1000:1000:user:/home:/bin/sh\n",
+    "etc/group": images.ACCOUNTS["etc/group"] + b"user:x:1000:\nmembers:x:5000:user\n",
+}
+SECCOMP = "/var/lib/kubelet/seccomp"  # where kubelet's profiles of type Localhost are
+REFUSES_MKDIR = {
+    "defaultAction": "SCMP_ACT_ALLOW",
+    "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95}],
+}
 
 
 def status_of(kubectl: Kubectl, name: str, container: str = "") -> dict[str, str]:
@@ -22,11 +38,18 @@ IDENTITY = {"runAsUser": 1000, "runAsGroup": 2000, "runAsNonRoot": True, "fsGrou
 BARE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
-@pytest.mark.parametrize("policy", ["Merge", "Strict"])
-def test_user_groups_and_what_they_may(kubectl: Kubectl, handler: str, policy: str) -> None:
+@pytest.fixture(scope="module")
+def members() -> str:
+    """The name of an image, in the registry of the lab, whose user 1000 is a member of group 5000."""
+    oci.write_registry(busybox_image(MEMBER, name="members"), Path("/", REGISTRY_STORAGE))
+    return "members"
+
+
+@pytest.mark.parametrize(("policy", "groups"), [("Merge", "2000 3000 4000 5000"), ("Strict", "2000 3000 4000")])
+def test_user_groups_and_what_they_may(kubectl: Kubectl, handler: str, members: str, policy: str, groups: str) -> None:
     context = {**IDENTITY, "supplementalGroupsPolicy": policy, "seccompProfile": {"type": "RuntimeDefault"}}
     mounts = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
-    main = container("main", "sleep", "1000", securityContext=BARE, **mounts)
+    main = container("main", "sleep", "1000", of=members, securityContext=BARE, **mounts)
     kubectl.apply(
         pod(
             "user",
@@ -39,7 +62,7 @@ def test_user_groups_and_what_they_may(kubectl: Kubectl, handler: str, policy: s
     kubectl.ready("pod/user")
     found = status_of(kubectl, "user")
     assert (found["Uid"], found["Gid"]) == ("1000 1000 1000 1000", "2000 2000 2000 2000")
-    assert sorted(found["Groups"].split()) == ["2000", "3000", "4000"] or found["Groups"] == "3000 4000"
+    assert found["Groups"] == groups
     assert {found[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
     assert kubectl.exec("user", "sh", "-c", "touch /data/mine && stat -c '%u %g' /data/mine").split() == [
@@ -70,10 +93,34 @@ def test_capabilities_seccomp_and_proc(kubectl: Kubectl, handler: str) -> None:
     assert (int(found["added"]["CapEff"], 16), found["added"]["Seccomp"]) == (1 << 12, "0")
     assert int(found["privileged"]["CapEff"], 16) == int(found["privileged"]["CapBnd"], 16) > 1 << 20
     assert found["plain"]["Seccomp"] == "2"
-    masked = ("sh", "-c", "head -c 1 /proc/kcore | wc -c; ls /proc/acpi 2>/dev/null | wc -l")
-    assert kubectl.exec("powers", *masked, container="plain").split() == ["0", "0"]
+    masked = ("sh", "-c", "head -c 1 /proc/timer_list | wc -c")
+    assert kubectl.exec("powers", *masked, container="privileged").split() == ["1"]
+    assert kubectl.exec("powers", *masked, container="plain").split() == ["0"]
     assert "proc /proc/sys proc ro," in kubectl.exec("powers", "cat", "/proc/mounts", container="plain")
     assert kubectl.exec("powers", "ls", "/dev/kmsg", container="privileged") == "/dev/kmsg\n"
+
+
+def test_seccomp_profile_of_the_node(kubectl: Kubectl, handler: str, cluster: Cluster) -> None:
+    """A file of kubelet's directory, whose refusal has an error number that no other one has."""
+    for node in cluster.nodes:
+        profile = node.path(f"{SECCOMP}/refuses-mkdir.json")
+        profile.parent.mkdir(exist_ok=True)
+        profile.write_text(json.dumps(REFUSES_MKDIR))
+    ours = {"seccompProfile": {"type": "Localhost", "localhostProfile": "refuses-mkdir.json"}}
+    absent = {"seccompProfile": {"type": "Localhost", "localhostProfile": "absent.json"}}
+    confined = container("confined", "sleep", "1000", securityContext=ours)
+    kubectl.apply(
+        pod("local", handler=handler, containers=[confined, container("plain", "sleep", "1000")]),
+        pod("absent", handler=handler, securityContext=absent),
+    )
+    kubectl.ready("pod/local")
+    assert status_of(kubectl, "local", "confined")["Seccomp"] == "2"
+    mkdir = ("exec", "local", "--container=confined", "--", "mkdir", "/tmp/new")
+    assert "Operation not supported" in kubectl.refused(*mkdir)
+    kubectl.exec("local", "touch", "/tmp/new", container="confined")
+    kubectl.exec("local", "mkdir", "/tmp/new", container="plain")
+    eventually(lambda: "absent.json" in kubectl.events(), seconds=60)
+    kubectl.phase("absent", "Pending")
 
 
 @pytest.mark.parametrize("proc", ["Default", "Unmasked"])

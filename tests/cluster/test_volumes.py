@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.pods import container, image, pod
+from tests.lab.cluster.cluster import Cluster
 from tests.system.ctr import eventually
 
-TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+GROUP = 3000
 
 
 def mounted(*names: str, **fields: Any) -> dict[str, Any]:
@@ -46,7 +49,8 @@ def test_volumes_have_their_content_modes_and_media(kubectl: Kubectl, handler: s
     assert said("cat /settings/key /hidden/a/b /all/key /etc/one-key") == "firstvery secretfirstfirst"
     assert said("stat -L -c %a /settings/key") == "440"
     assert said("cat /all/labels") == 'some="label"'
-    assert said("cut -d. -f2 /all/token | wc -c") > "1"
+    claims = json.loads(base64.urlsafe_b64decode(said("cut -d. -f2 /all/token") + "=="))
+    assert (claims["aud"], claims["kubernetes.io"]["pod"]["name"]) == (["somewhere"], "volumes")
     assert said("grep -c ' /memory tmpfs' /proc/mounts") == "1"
     assert said("echo x >/disk/file; ls /read-only") in ("file\nvolumes", "volumes\nfile")
     assert said("touch /read-only/no 2>&1 || echo refused").endswith("refused")
@@ -57,30 +61,66 @@ def test_volumes_have_their_content_modes_and_media(kubectl: Kubectl, handler: s
 
 
 def test_contents_that_change_reach_the_running_pod(kubectl: Kubectl, handler: str) -> None:
-    """ConfigMap, Secret and a token that rotates: kubelet writes a new directory and moves a link to it."""
+    """ConfigMap and Secret: kubelet writes a new directory and moves a link to it. test_disruptions.py has tokens."""
     configured(kubectl)
-    short = {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}}
     volumes = [
         {"name": "settings", "configMap": {"name": "settings"}},
         {"name": "hidden", "secret": {"secretName": "hidden"}},
-        {"name": "token", "projected": {"sources": [short]}},
     ]
-    kubectl.apply(
-        pod(
-            "changes",
-            handler=handler,
-            containers=[container("main", **mounted("settings", "hidden", "token"))],
-            volumes=volumes,
-        )
-    )
+    main = container("main", **mounted("settings", "hidden"))
+    kubectl.apply(pod("changes", handler=handler, containers=[main], volumes=volumes))
     kubectl.ready("pod/changes")
-    before = kubectl.exec("changes", "cat", "/token/token")
     kubectl("patch", "configmap", "settings", "--patch", '{"data": {"key": "second"}}')
     kubectl("patch", "secret", "hidden", "--patch", '{"stringData": {"password": "changed"}}')
     read = ("sh", "-c", "cat /settings/key /hidden/password")
     kubectl("annotate", "pod", "changes", "look=now")  # kubelet syncs a pod that changes immediately
     assert eventually(lambda: kubectl.exec("changes", *read) == "secondchanged", seconds=120, pause=0.5)
-    assert before == kubectl.exec("changes", "cat", "/token/token")
+
+
+def disk_of_node(kubectl: Kubectl, name: str, node: str, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a volume that is a directory of a node, and the claim of it: of those, kubelet changes the owners."""
+    size, modes = {"storage": "1Mi"}, ["ReadWriteOnce"]
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    volume = {
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"{kubectl.namespace}-{name}"},
+        "spec": {
+            "capacity": size, "accessModes": modes, "local": {"path": path}, "storageClassName": "",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+        },
+    }  # fmt: skip
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+        "spec": {
+            "accessModes": modes, "resources": {"requests": size}, "storageClassName": "",
+            "volumeName": f"{kubectl.namespace}-{name}",
+        },
+    }  # fmt: skip
+    return volume, claim
+
+
+def test_group_of_a_volume_is_changed_always_or_where_its_root_has_another_one(
+    kubectl: Kubectl, handler: str, cluster: Cluster
+) -> None:
+    node = cluster.nodes[0]
+    names = ("right", "wrong")  # by the group of their roots
+    for name in names:
+        path = f"/var/lib/disks/{kubectl.namespace}-{name}"
+        node.run("sh", "-c", f"mkdir -p {path}/inner; touch {path}/inner/file; chmod -R 660 {path}/inner/file")
+        node.run("sh", "-c", f"chown 0:{GROUP if name == 'right' else 0} {path}; chmod 2770 {path}")
+        kubectl.apply(*disk_of_node(kubectl, name, node.name, path))
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names]
+    try:
+        for policy, right in (("OnRootMismatch", 0), ("Always", GROUP)):
+            context = {"runAsUser": 1000, "fsGroup": GROUP, "fsGroupChangePolicy": policy}
+            main = container("main", **mounted(*names))
+            kubectl.apply(pod("owns", handler=handler, containers=[main], volumes=volumes, securityContext=context))
+            kubectl.ready("pod/owns")
+            groups = kubectl.exec("owns", "stat", "-c", "%g", "/right/inner/file", "/wrong/inner/file").split()
+            assert groups == [str(right), str(GROUP)], policy
+            kubectl.exec("owns", "sh", "-c", "echo x >/wrong/inner/file")
+            kubectl.delete("pod/owns")
+    finally:
+        kubectl("delete", "--wait=false", *(f"pv/{kubectl.namespace}-{name}" for name in names))
 
 
 def test_two_containers_share_volumes_and_memory(kubectl: Kubectl, handler: str) -> None:

@@ -50,6 +50,18 @@ def test_part_says_why_it_is_not_in_all_lanes(part: Part) -> None:
         assert (TESTS / path).exists(), path
 
 
+def test_samples_are_tests_of_parts_that_are_not_in_that_lane() -> None:
+    sampled = [(part, sample) for part in PARTS for sample in part.samples]
+    assert sampled
+    for part, sample in sampled:
+        path, _, name = sample.partition("::")
+        assert f"\ndef {name}(" in (TESTS / path).read_text(), sample
+        assert not set(owner(TESTS / path).lanes) & set(part.lanes[1:]), sample
+        assert [suite.name for suite in suites_in_lab() if f"tests/{sample}" in suite.argv] == [
+            f"{lane} {part.name}" for lane in part.lanes[1:]
+        ]
+
+
 @pytest.mark.parametrize("path", IN_EVERY_LANE)
 def test_what_meets_a_lanes_own_programs_runs_in_every_lane(path: str) -> None:
     assert owner(TESTS / path).lanes == LANES

@@ -1,1 +1,0 @@
-"""What needs more than one node, and our handler as the default one."""
