@@ -114,7 +114,7 @@ def _project_of(name: str) -> str:
     return project_of(name)
 
 
-def _of_model(project: str, do: str, model: str, then: str, output: Format, **asked: object) -> None:
+def _of_model(project: str, do: str, model: str, then: str, output: Format, **asked: bool) -> None:
     from kybernate.up.control import call
 
     name = call(project, do, model=model, **asked)
