@@ -150,8 +150,13 @@ class Keeper:
             kept.waited -= 1
 
     async def park(self, name: str) -> None:
-        """End a model's program: its template stays, from which it comes back. Raises Missing, Refused."""
+        """End a model's program: its template stays, from which it comes back. One that is being made is waited for.
+
+        Raises Missing, Refused, and Unavailable where the model cannot start.
+        """
         kept = self.kept(name)
+        if kept.entry.template and not kept.template:
+            await self._until(kept, lambda: kept.done.settled or kept.done.short)
         if not kept.template:
             raise Refused(f"{name} has no template to come back from", state="it stays as it is")
         if kept.waited:

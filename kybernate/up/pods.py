@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ LOG_BYTES: Final = 16 << 20  # of a model's log, until it is rotated
 NAMESPACE: Final = (("containerd-namespace", "k8s.io"),)  # of the CRI's containers, in a call's metadata
 LOOK_SECONDS: Final = 0.5  # between two looks at what has arrived
 STOP_SECONDS: Final = 10
+STARTING_SECONDS: Final = 20.0  # for which a container is waited for that is to be removed
+IS_STARTING: Final = "is in starting state"  # containerd's words
 NANOSECONDS: Final = 1e9
 # The image of a command without one: nothing. What the command sees of the host is mounted into it, read-only.
 EMPTY: Final = "kybernate.io/up/empty:1"
@@ -228,8 +231,18 @@ class Pods:
         self._remove(running.pod)
 
     def _remove(self, pod: str) -> None:
-        self._call(self._runtime.StopPodSandbox, wire.StopPodSandboxRequest(pod_sandbox_id=pod))
-        self._call(self._runtime.RemovePodSandbox, wire.RemovePodSandboxRequest(pod_sandbox_id=pod))
+        """Remove a pod; a container that containerd still starts, as for a client that was killed, is waited for."""
+        end = time.monotonic() + STARTING_SECONDS
+        while True:
+            self._call(self._runtime.StopPodSandbox, wire.StopPodSandboxRequest(pod_sandbox_id=pod))
+            try:
+                self._call(self._runtime.RemovePodSandbox, wire.RemovePodSandboxRequest(pod_sandbox_id=pod))
+            except Refused as error:
+                if IS_STARTING not in str(error) or time.monotonic() > end:
+                    raise
+                time.sleep(LOOK_SECONDS)
+            else:
+                return
 
     # -- what they are made of
 

@@ -167,6 +167,22 @@ def test_all_come_back_after_a_reboot_and_none_from_zero(node: Node) -> None:
     assert node.awake == set()  # none was asked
 
 
+def test_model_whose_template_is_not_there_yet_is_put_on_disk_once_it_is(node: Node) -> None:
+    async def parked() -> None:
+        keeper = node.keeper()
+        parking = asyncio.create_task(keeper.park("m0"))
+        keeping = asyncio.create_task(keeper.run())
+        async with asyncio.timeout(20):
+            await parking
+        assert keeper.models["m0"].step is Step.PARKED
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(parked())
+    assert ("m0", True) in node.began
+    assert "m0" not in node.running
+
+
 def test_restore_without_room_keeps_its_template(node: Node) -> None:
     node.others = node.total  # which no claim can see to
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from kybernate.messages import cri_runtime_pb2 as wire
+from kybernate.messages.cri_runtime_pb2_grpc import RuntimeServiceServicer, add_RuntimeServiceServicer_to_server
 from kybernate.node.failure import Refused, Unavailable
 from kybernate.node.lookup import KnownContainer
+from kybernate.up import pods as pods_module
 from kybernate.up.models_file import Entry, parse
-from kybernate.up.pods import ARENA, Pods
+from kybernate.up.pods import ARENA, Pods, Running
 from kybernate_shim.oci.annotations import PRIORITY, SEAT
 
 
@@ -57,3 +62,39 @@ def test_containerd_without_cri_is_named_with_its_remedy(tmp_path: Path) -> None
         server.stop(0).wait()
     with Pods("lab", address) as pods, pytest.raises(Unavailable, match="does not answer"):
         pods.list()
+
+
+class Starting(RuntimeServiceServicer):
+    """A containerd with a container that it still starts when it is to be removed at first."""
+
+    def __init__(self, words: str) -> None:
+        self.words, self.calls = [words, words], 0
+
+    def StopPodSandbox(self, request: wire.StopPodSandboxRequest, context: Any) -> wire.StopPodSandboxResponse:  # noqa: N802  # the API's
+        return wire.StopPodSandboxResponse()
+
+    def RemovePodSandbox(self, request: wire.RemovePodSandboxRequest, context: Any) -> wire.RemovePodSandboxResponse:  # noqa: N802
+        self.calls += 1
+        if self.words:
+            context.abort(grpc.StatusCode.UNKNOWN, self.words.pop())
+        return wire.RemovePodSandboxResponse()
+
+
+@pytest.mark.parametrize(
+    ("words", "calls"), [("container is in starting state, can't be removed", 3), ("it is held by another one", 1)]
+)
+def test_container_that_is_still_started_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, calls: int
+) -> None:
+    monkeypatch.setattr(pods_module, "LOOK_SECONDS", 0.01)
+    address, service = f"unix:{tmp_path}/containerd.sock", Starting(words)
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_RuntimeServiceServicer_to_server(service, server)
+    server.add_insecure_port(address)
+    server.start()
+    try:
+        with Pods("lab", address) as pods, nullcontext() if calls > 1 else pytest.raises(Refused, match="held"):
+            pods.remove(Running("a", "", "1"))
+    finally:
+        server.stop(0).wait()
+    assert service.calls == calls
