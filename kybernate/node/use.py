@@ -80,7 +80,7 @@ class Process:
     def __init__(self, pid: int) -> None:
         """Begin to watch. Raises OSError where it has ended."""
         self.pid = pid
-        self.page = self._page()
+        self.page = _page_of(pid)
         self._seen: dict[int, tuple[str, bool]] = {}  # of each thread: where it was, and whether it waits there
         self._code = _Code.of(read_maps(pid))
         self.watch()
@@ -154,9 +154,6 @@ class Process:
         if known_before is not None and known_before == _switches(self.pid, thread):
             return place, False
         return place, not must_run(text_of(f"/proc/{self.pid}/task/{thread}/comm").strip())
-
-    def _page(self) -> Control | None:
-        return _page_of(self.pid)
 
 
 class Container:

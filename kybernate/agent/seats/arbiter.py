@@ -69,6 +69,16 @@ class _Kept:
     called_at: float = 0.0
     error: str = ""
 
+    def works(self, seen: Activity, calls: int, now: float) -> bool:
+        """Take the next look; return whether it works on a GPU, by NVML's newest sample or by the library's calls."""
+        if seen.mark > self.mark:
+            self.computed_at = now
+        if calls > self.calls:
+            self.called_at = now
+        self.mark, self.calls = seen.mark, calls  # they fall where a program of the driver, or ours, is started again
+        on_gpu = seen.works and now - self.computed_at < SAMPLE_SECONDS
+        return on_gpu or now - self.called_at < CALL_SECONDS
+
 
 class Arbiter:
     """`ready` is set once the node has been read for the first time; until then containers with a seat wait.
@@ -309,12 +319,14 @@ class Arbiter:
         takes: bool,
     ) -> Seen:
         wish = self._around.wish(container)
-        busy = self._is_busy(key, container, wish, now)
-        kept = self._kept[key]
+        doing = self._sight.activities.get(key, Activity()) if self._sight else Activity()
+        calls = self._watcher.calls(key) or 0
+        kept = self._kept.setdefault(key, _Kept(doing.mark, calls, wish))
         if wish != kept.wish:
             kept.wish = wish
             if wish:
                 self.ask(key, "annotation")
+        busy = kept.works(doing, calls, now) or container.active_until.ToMicroseconds() / 1e6 > now
         priority = self._around.priority(container)
         return Seen(
             container,
@@ -328,19 +340,6 @@ class Arbiter:
             self._around.asked(waits.operation) if waits is not None and waits.operation else NEVER,
             self._turns_before.pop(key, None),
         )
-
-    def _is_busy(self, key: Key, container: wire.Container, wish: str, now: float) -> bool:
-        """Return whether a container works: for a client, on a GPU by NVML's newest sample, or by calls."""
-        seen = self._sight.activities.get(key, Activity()) if self._sight else Activity()
-        calls = self._watcher.calls(key) or 0
-        kept = self._kept.setdefault(key, _Kept(seen.mark, calls, wish))
-        if seen.mark > kept.mark:
-            kept.computed_at = now
-        if calls > kept.calls:
-            kept.called_at = now
-        kept.mark, kept.calls = seen.mark, calls  # they fall where a program of the driver, or ours, is started again
-        on_gpu = seen.works and now - kept.computed_at < SAMPLE_SECONDS
-        return on_gpu or now - kept.called_at < CALL_SECONDS or container.active_until.ToMicroseconds() / 1e6 > now
 
     def _awaits_rest(self) -> bool:
         """Return whether a seat waits for what an active one's next pause may end."""

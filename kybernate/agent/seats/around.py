@@ -37,6 +37,9 @@ class Acts(Protocol):
     async def cancel(self, operation: str) -> None: ...
 
 
+Active = Callable[[], Mapping[Key, frozenset[int]]]  # containers, and which of their processes hold memory of GPUs
+
+
 class UseWatcher(Protocol):
     """Finds out which suspended containers use CUDA.
 
@@ -44,12 +47,7 @@ class UseWatcher(Protocol):
     `kybernate.io/wake-on-use` is "false", and counts of calls as work.
     """
 
-    async def run(
-        self,
-        suspended: Callable[[], Collection[Key]],
-        used: Callable[[Key], None],
-        active: Callable[[], Mapping[Key, frozenset[int]]],
-    ) -> None:
+    async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None], active: Active) -> None:
         """Watch until cancelled; raises no expected error.
 
         `suspended` returns the containers of which a use is a request now. `used` gets one within 100 ms of its first
@@ -65,12 +63,7 @@ class UseWatcher(Protocol):
 class NoUse:
     """Sees nothing: containers wake on request alone."""
 
-    async def run(
-        self,
-        suspended: Callable[[], Collection[Key]],
-        used: Callable[[Key], None],
-        active: Callable[[], Mapping[Key, frozenset[int]]],
-    ) -> None:
+    async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None], active: Active) -> None:
         await asyncio.Event().wait()
 
     def calls(self, container: Key) -> int | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kybernate.agent.seats.around import Active
 from kybernate.agent.seats.claims import Key
 from kybernate.agent.seats.turn_files import TurnFiles
 from kybernate.node.use import Calls, Container, Switches, pages_of, switches_of
@@ -48,7 +49,7 @@ class UseWatch:
         self,
         suspended: Callable[[], Collection[Key]],
         used: Callable[[Key], None],
-        active: Callable[[], Mapping[Key, frozenset[int]]] = dict,
+        active: Active = dict,
     ) -> None:
         """Watch until cancelled, see UseWatcher."""
         clock = asyncio.get_running_loop().time

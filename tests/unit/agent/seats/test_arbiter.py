@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
 
 from kybernate.agent.seats import arbiter as arbiter_module
-from kybernate.agent.seats.around import NoUse
+from kybernate.agent.seats.around import Active, NoUse
 from kybernate.agent.seats.claims import Key
 from kybernate.messages import agent_pb2 as wire
 from kybernate.seats.model import Rules
@@ -237,12 +237,7 @@ def test_a_container_that_ends_frees_its_seat_whatever_is_done_to_it() -> None:
 
 def test_use_is_a_request_unless_the_container_says_otherwise() -> None:
     class Watcher:
-        async def run(
-            self,
-            suspended: Callable[[], Collection[Key]],
-            used: Callable[[Key], None],
-            active: Callable[[], Mapping[Key, frozenset[int]]],
-        ) -> None:
+        async def run(self, suspended: Callable[[], Collection[Key]], used: Callable[[Key], None], _: Active) -> None:
             await until(lambda: len(suspended()) == 1)
             used(b)
             used(a)
